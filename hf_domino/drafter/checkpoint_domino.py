@@ -1,0 +1,140 @@
+"""The community's checkpoint layout and ours: configuration keys, tensor names, and what is refused.
+
+Layout: z-lab's DFlash and Huang2020's Domino checkpoints, as SGLang, vLLM and TensorRT-LLM read them. Inside the
+project there is one set of fields (`DominoConfig`); the names on disk appear in this file only.
+"""
+
+from typing import Any
+
+# DominoConfig field -> key inside `dflash_config`.
+NESTED_KEYS = {
+    "mask_token_id": "mask_token_id",
+    "target_layer_ids": "target_layer_ids",
+    "pure_draft_prefix_len": "pure_draft_prefix_len",
+    "head_rank": "emb_dim",
+    "head_hidden_size": "gru_hidden_dim",
+    "shift_label": "shift_label",
+}
+# Ours alone, kept in a section of their own so that other runtimes pass them by.
+OWN_KEYS = ("candidate_pool_size", "max_tree_nodes", "context_window", "target_name", "target_fingerprint")
+PROJECTOR_OF_HEAD = {"gru": "domino", "attention": "domino_attention", "none": "dflash"}
+HEAD_OF_PROJECTOR = {projector: head for head, projector in PROJECTOR_OF_HEAD.items()} | {"causal_v5": "gru"}
+# Read from `dflash_config` where a checkpoint has them there instead of at the top.
+_EITHER_PLACE = ("block_size", "num_target_layers", "layer_types", "sliding_window", "use_sliding_window")
+_HEAD_TENSORS = ("prefix_gru.", "prefix_attention.", "embed_proj.")
+TENSOR_PREFIXES = ("draft_model.", "dflash_module.", "model.", "logit_head.")
+
+
+def drafter_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """`config.json` in the community's layout -> keyword arguments of `DominoConfig`.
+
+    A dictionary without `dflash_config` is taken to hold `DominoConfig`'s own fields already.
+
+    Raises:
+        ValueError: an unknown `projector_type`, an absent `shift_label`, an unknown key in `dflash_config`, or one
+            setting given twice with two values.
+    """
+    config = dict(config)
+    nested = config.pop("dflash_config", None)
+    if nested is None:
+        if config.get("model_type") not in (None, "domino"):
+            raise ValueError(
+                f"This is the configuration of a {config['model_type']!r} model, not of a drafter: it has no "
+                "`dflash_config`."
+            )
+        return config
+    nested, own = dict(nested), config.pop("domino_config", None) or {}
+    fields = {key: value for key, value in config.items() if key != "model_type"}
+
+    projector = nested.pop("projector_type", fields.pop("projector_type", "dflash")) or "dflash"
+    if projector not in HEAD_OF_PROJECTOR:
+        raise ValueError(
+            f"projector_type {projector!r} is another kind of drafter; this package loads "
+            f"{', '.join(sorted(HEAD_OF_PROJECTOR))}."
+        )
+    fields["head_type"] = HEAD_OF_PROJECTOR[projector]
+    for field, key in NESTED_KEYS.items():
+        _take(fields, field, key, nested)
+    for key in _EITHER_PLACE:
+        _take(fields, key, key, nested)
+    nested.pop("head_type", None)
+    if nested:
+        raise ValueError(
+            f"dflash_config has {', '.join(map(repr, sorted(nested)))}, which this version does not know; loading "
+            "the drafter without would change its drafts. Upgrade hf-domino, or remove the key if it is unused."
+        )
+    if fields.get("shift_label") is None:
+        if fields["head_type"] != "none":
+            raise ValueError(
+                "dflash_config has no `shift_label`, and runtimes differ in what they take it to be. Add "
+                '"shift_label": true if row k predicts the token after it (published Domino), false if row k '
+                "predicts the token at its own place (DFlash)."
+            )
+        fields["shift_label"] = False  # plain DFlash has one convention only
+    if fields["head_type"] == "none":
+        for field in ("head_rank", "head_hidden_size", "pure_draft_prefix_len"):
+            if fields.get(field) is None:
+                fields.pop(field, None)
+    else:
+        missing = [key for field, key in NESTED_KEYS.items() if fields.get(field) is None]
+        if missing:
+            raise ValueError(f"dflash_config lacks {', '.join(missing)}, without which the head cannot be built.")
+    if fields.get("block_size") is None:
+        raise ValueError("config.json has no `block_size`, neither at the top nor in dflash_config.")
+    fields["tie_word_embeddings"] = False  # often left true by tools; a drafter has no embeddings to tie
+    if not fields.get("num_target_layers"):
+        raise ValueError("config.json has no `num_target_layers`: the depth of the target it was trained for.")
+    unknown_own = sorted(set(own) - set(OWN_KEYS))
+    if unknown_own:
+        raise ValueError(f"domino_config has {', '.join(map(repr, unknown_own))}, which this version does not know.")
+    return fields | own
+
+
+def _take(fields: dict[str, Any], field: str, key: str, nested: dict[str, Any]) -> None:
+    """Moves one setting, given at the top (by its key on disk) or nested, into `fields[field]`."""
+    found = [place.pop(key) for place in (nested, fields) if place.get(key) is not None]
+    if len(found) == 2 and found[0] != found[1]:
+        raise ValueError(f"config.json gives {key} twice: {found[1]} at the top and {found[0]} in dflash_config.")
+    if found:
+        fields[field] = found[0]
+
+
+def community_config(fields: dict[str, Any]) -> dict[str, Any]:
+    """`DominoConfig`'s own fields -> `config.json` in the community's layout (model_type stays "domino")."""
+    output = dict(fields)
+    nested = {key: output.pop(field) for field, key in NESTED_KEYS.items()}
+    nested["projector_type"] = PROJECTOR_OF_HEAD[output.pop("head_type")]
+    output["emb_dim"] = nested["emb_dim"]  # engines read it at the top
+    output["rope_theta"] = (output.get("rope_parameters") or {}).get("rope_theta")  # the v4 spelling
+    output["domino_config"] = {key: output.pop(key) for key in OWN_KEYS}
+    output["dflash_config"] = nested
+    return output
+
+
+def check_loading(info: dict[str, Any], head_type: str) -> None:
+    """Refuses a checkpoint whose tensors are not exactly those of its configuration.
+
+    Args:
+        info: transformers' loading info: `missing_keys`, `unexpected_keys`, `mismatched_keys`.
+
+    Raises:
+        ValueError: tensors are missing, left over or of other shapes; the message lists them.
+    """
+    problems = {
+        "Missing": sorted(info["missing_keys"]),
+        "Unexpected": sorted(info["unexpected_keys"]),
+        "Misshapen": [f"{name} {tuple(found)}, expected {tuple(expected)}"
+                      for name, found, expected in sorted(info["mismatched_keys"])],
+    }
+    if not any(problems.values()):
+        return
+    lines = ["The checkpoint's tensors are not those of its configuration, so it is not loaded."]
+    if head_type == "none" and any(name.startswith(_HEAD_TENSORS) for name in problems["Unexpected"]):
+        lines.append(
+            "It holds the tensors of a Domino head but its projector_type says plain DFlash: set "
+            'dflash_config.projector_type to "domino" (and shift_label to what it was trained with).'
+        )
+    for problem, names in problems.items():
+        if names:
+            lines.append(f"{problem}: {'; '.join(names[:12])}{' ...' if len(names) > 12 else ''}.")
+    raise ValueError(" ".join(lines))

@@ -1,0 +1,184 @@
+"""The parallel backbone and `DominoDraftModel`, the model that users load, train and pass to `generate`.
+
+Source: arXiv:2605.29707, section 3.1; the backbone is DFlash's (arXiv:2602.06036). Layers, attention and rotary
+embedding are transformers' Qwen3 ones; a drafter has no embeddings and no output head of its own.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3Attention,
+    Qwen3DecoderLayer,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    rotate_half,
+)
+
+from .checkpoint_domino import TENSOR_PREFIXES, check_loading
+from .configuration_domino import DominoConfig
+from .context_domino import ContextMemory
+from .head_domino import PREFIX_ENCODERS, LowRankCorrection
+
+if TYPE_CHECKING:
+    from .candidate_generator_domino import DominoCandidateGenerator
+
+
+class DominoRotaryEmbedding(Qwen3RotaryEmbedding):
+    """Keeps its frequencies in float32 when the model is cast: rounded ones turn far positions by whole radians."""
+
+    def _apply(self, fn, recurse=True):
+        exact = self.inv_freq
+        super()._apply(fn, recurse)
+        if self.inv_freq.dtype != exact.dtype:
+            self.inv_freq = exact.to(self.inv_freq.device)
+            self.original_inv_freq = self.inv_freq.clone()
+        return self
+
+
+class DominoAttention(Qwen3Attention):
+    """Queries from the block; keys and values from the context and, in both directions, the block."""
+
+    def __init__(self, config: DominoConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.is_causal = False
+
+    def project_context(
+        self, context_BSH: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotated keys and values `[B, heads, S, head_dim]` of context positions."""
+        shape = (*context_BSH.shape[:-1], -1, self.head_dim)
+        keys = self.k_norm(self.k_proj(context_BSH).view(shape)).transpose(1, 2)
+        values = self.v_proj(context_BSH).view(shape).transpose(1, 2)
+        cos, sin = (part.unsqueeze(1) for part in position_embeddings)
+        return keys * cos + rotate_half(keys) * sin, values
+
+
+class DominoLayer(Qwen3DecoderLayer):
+    def __init__(self, config: DominoConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.self_attn = DominoAttention(config, layer_idx)
+
+
+class DominoDraftModel(PreTrainedModel):
+    """A Domino drafter for one target model.
+
+    ```python
+    drafter = DominoDraftModel.from_pretrained("Huang2020/Qwen3-8B-Domino-b16", dtype="auto")
+    model.generate(**inputs, assistant_model=drafter)
+    ```
+    """
+
+    config: DominoConfig
+    config_class = DominoConfig
+    base_model_prefix = "drafter"
+    main_input_name = "block_embeds"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DominoLayer"]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: DominoConfig):
+        super().__init__(config)
+        hidden = config.hidden_size
+        self.fc = nn.Linear(len(config.target_layer_ids) * hidden, hidden, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(hidden, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(DominoLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = Qwen3RMSNorm(hidden, eps=config.rms_norm_eps)
+        self.rotary_emb = DominoRotaryEmbedding(config)
+        if config.head_type != "none":
+            # At the root, not inside a head module: these are the community's tensor names.
+            name, encoder = PREFIX_ENCODERS[config.head_type]
+            setattr(self, name, encoder(config))
+            self.embed_proj = LowRankCorrection(config)
+        self.gradient_checkpointing = False
+        self.drafting_stats = None
+        # Read by transformers' pipelines, and by us for num_assistant_tokens and its schedule.
+        self.generation_config = GenerationConfig()
+        self.post_init()
+
+    @property
+    def prefix_encoder(self) -> nn.Module | None:
+        """The head's prefix encoder, or `None` for plain DFlash."""
+        if self.config.head_type == "none":
+            return None
+        return getattr(self, PREFIX_ENCODERS[self.config.head_type][0])
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, nn.GRU):
+            nn.init.xavier_uniform_(module.weight_ih_l0)
+            nn.init.orthogonal_(module.weight_hh_l0)
+        elif isinstance(module, LowRankCorrection):
+            nn.init.zeros_(module[2].weight)  # an untrained head corrects nothing
+
+    def project_context(self, tapped_BST: torch.Tensor) -> torch.Tensor:
+        """The target's tapped states, concatenated `[B, S, M·H]`, as the drafter's context `[B, S, H]`."""
+        return self.hidden_norm(self.fc(tapped_BST))
+
+    def context_keys_values(
+        self, tapped_BST: torch.Tensor, position_ids_BS: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Per layer, the keys and values `[B, heads, S, head_dim]` of context positions."""
+        context = self.project_context(tapped_BST)
+        position_embeddings = self.rotary_emb(context, position_ids_BS)
+        return [layer.self_attn.project_context(context, position_embeddings) for layer in self.layers]
+
+    def forward(
+        self,
+        block_embeds: torch.Tensor,
+        position_ids: torch.Tensor,
+        context: "ContextMemory | Any",
+        attention_mask: dict[str, torch.Tensor | None] | None = None,
+    ) -> torch.Tensor:
+        """The backbone over blocks.
+
+        Args:
+            block_embeds: raw target embeddings of anchor and masks `[B, K, H]` (any number of blocks packed in K,
+                if the mask keeps them apart).
+            position_ids: absolute positions `[B, K]`.
+            context: gives each layer the context's keys and values before the block's (`update`).
+            attention_mask: additive mask per layer type, or `None` where all is visible.
+
+        Returns:
+            The block states z `[B, K, H]`, normalised: ready for the target's output head.
+        """
+        attention_mask = attention_mask or {}
+        position_embeddings = self.rotary_emb(block_embeds, position_ids)
+        hidden_BKH = block_embeds
+        for layer, layer_type in zip(self.layers, self.config.layer_types, strict=True):
+            hidden_BKH = layer(
+                hidden_BKH,
+                attention_mask=attention_mask.get(layer_type),
+                position_ids=position_ids,
+                position_embeddings=position_embeddings,
+                cache=context,
+            )
+        return self.norm(hidden_BKH)
+
+    def create_candidate_generator(self, target: PreTrainedModel, **kwargs) -> "DominoCandidateGenerator":
+        """What the hook in `integration_domino` asks an assistant model for."""
+        from .candidate_generator_domino import DominoCandidateGenerator
+
+        return DominoCandidateGenerator(self, target, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, output_loading_info: bool = False, **kwargs):
+        """As for any model, but a tensor that is missing, left over or of another shape is an error, not a warning.
+
+        Raises:
+            ValueError: the checkpoint is not exactly the drafter that its configuration describes.
+        """
+        prefixes = "|".join(prefix.replace(".", r"\.") for prefix in TENSOR_PREFIXES)
+        kwargs.setdefault("key_mapping", {rf"^(?:{prefixes})+": ""})
+        model, info = super().from_pretrained(
+            pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+        )
+        check_loading(info, model.config.head_type)
+        # Saved under the community's names, whatever prefixes the file had.
+        model._weight_conversions = None
+        return (model, info) if output_loading_info else model

@@ -1,0 +1,107 @@
+"""Training blocks: anchors drawn in a sequence, and the packed forward of all their blocks in one go.
+
+Source: arXiv:2605.29707, section 3.4. A block sees context strictly before its own anchor, and itself, and no other
+block (a test compares this with blocks run one at a time).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from hf_domino.drafter.modeling_domino import DominoDraftModel
+
+
+@dataclass
+class Blocks:
+    """A anchors per sequence. Positions are 0-based in the sequence.
+
+    anchors_BA: position of each block's anchor.
+    valid_BA: false where a sequence has fewer anchors than A (a filler that no loss counts).
+    """
+
+    anchors_BA: torch.Tensor
+    valid_BA: torch.Tensor
+
+
+def sample_anchors(
+    loss_mask_BS: torch.Tensor, num_anchors: int, generator: torch.Generator | None = None
+) -> Blocks | None:
+    """Draws up to `num_anchors` anchors per sequence, without repeats.
+
+    A position can be an anchor if the token after it is supervised and there is context before it.
+
+    Args:
+        loss_mask_BS: true at the tokens that are to be predicted (the answers').
+
+    Returns:
+        The blocks, or `None` when no sequence holds an anchor.
+    """
+    usable = torch.zeros_like(loss_mask_BS, dtype=torch.bool)
+    usable[:, 1:-1] = loss_mask_BS[:, 2:].bool()
+    most = min(num_anchors, int(usable.sum(-1).max()))
+    if most == 0:
+        return None
+    noise = torch.rand(usable.shape, generator=generator).to(usable.device)
+    keys, anchors = noise.masked_fill(~usable, -1.0).topk(most, dim=-1)
+    return Blocks(anchors.clamp_min(1), keys >= 0)
+
+
+class PackedContext:
+    """Stands in for the context memory in a packed training forward: context first, then all blocks' rows."""
+
+    def __init__(self, keys_values: list[tuple[torch.Tensor, torch.Tensor]]):
+        self._keys_values = keys_values
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args, **kwargs):
+        context_keys, context_values = self._keys_values[layer_idx]
+        return torch.cat([context_keys, keys], dim=2), torch.cat([context_values, values], dim=2)
+
+
+def packed_mask(
+    anchors_BA: torch.Tensor, sequence_length: int, block_size: int, sliding_window: int | None = None
+) -> torch.Tensor:
+    """What each block row may attend to: `[B, 1, A·K, S + A·K]`, true where visible."""
+    batch, num_anchors = anchors_BA.shape
+    device = anchors_BA.device
+    anchor_of_row = anchors_BA.repeat_interleave(block_size, dim=1)[..., None]
+    context = torch.arange(sequence_length, device=device)
+    sees_context = context < anchor_of_row
+    if sliding_window is not None:
+        row_position = anchor_of_row + torch.arange(block_size, device=device).repeat(num_anchors)[:, None]
+        sees_context = sees_context & (row_position - context < sliding_window)
+    block_of_row = torch.arange(num_anchors, device=device).repeat_interleave(block_size)
+    own_block = (block_of_row[:, None] == block_of_row).expand(batch, -1, -1)
+    return torch.cat([sees_context, own_block], dim=-1)[:, None]
+
+
+def block_states(
+    drafter: DominoDraftModel,
+    tapped_BST: torch.Tensor,
+    anchor_embeds_BAH: torch.Tensor,
+    mask_embed_H: torch.Tensor,
+    anchors_BA: torch.Tensor,
+    block_size: int,
+) -> torch.Tensor:
+    """Block states of all blocks of all sequences, `[B, A, K, H]`, by one backbone forward.
+
+    Args:
+        tapped_BST: the target's tapped states `[B, S, M·H]`.
+        anchor_embeds_BAH: raw embeddings of the anchor tokens.
+        mask_embed_H: raw embedding of the mask token.
+    """
+    batch, sequence_length = tapped_BST.shape[:2]
+    num_anchors, hidden = anchors_BA.shape[1], anchor_embeds_BAH.shape[-1]
+    positions = torch.arange(sequence_length, device=tapped_BST.device)[None].expand(batch, -1)
+    context = PackedContext(drafter.context_keys_values(tapped_BST, positions))
+    masks = mask_embed_H.expand(batch, num_anchors, block_size - 1, hidden)
+    embeds = torch.cat([anchor_embeds_BAH[:, :, None], masks], dim=2).flatten(1, 2)
+    rows = anchors_BA[..., None] + torch.arange(block_size, device=anchors_BA.device)
+    config = drafter.config
+    attention_mask = {}
+    for layer_type in set(config.layer_types):
+        window = config.sliding_window if layer_type == "sliding_attention" else None
+        visible = packed_mask(anchors_BA, sequence_length, block_size, window)
+        additive = torch.zeros(visible.shape, dtype=embeds.dtype, device=embeds.device)
+        attention_mask[layer_type] = additive.masked_fill_(~visible, torch.finfo(embeds.dtype).min)
+    states = drafter(embeds, rows.flatten(1), context, attention_mask)
+    return states.unflatten(1, (num_anchors, block_size))
