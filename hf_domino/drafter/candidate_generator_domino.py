@@ -24,13 +24,25 @@ if TYPE_CHECKING:
 class DraftingStats:
     """What was drafted in the last `generate` call, one entry per target forward after the prefill.
 
-    drafted: draft tokens (tree nodes) verified. accepted: of these, the ones that became text.
+    In a batch, one entry per sequence that was still growing; `rows` says which.
+
+    drafted: draft tokens (tree nodes) verified. accepted: of these, the ones that became text. depths: of the tree.
+    draft_seconds / verify_seconds: wall time of drafting, and of the target's forwards with what follows from them.
     """
 
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+
+    def record(self, row: int, drafted: int, depth: int, accepted: int) -> None:
+        """Counts one sequence's round."""
+        self.rows.append(row)
+        self.drafted.append(drafted)
+        self.depths.append(depth)
+        self.accepted.append(accepted)
 
     @property
     def acceptance_length(self) -> float:
@@ -129,8 +141,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         seconds = time.perf_counter() - self._verifying_since
         self.stats.verify_seconds += seconds
         self.costs.record_verify(self._drafted + 1, seconds)
-        self.stats.drafted.append(self._drafted)
-        self.stats.accepted.append(int(num_matches))
+        self.stats.record(0, self._drafted, self._drafted, int(num_matches))
 
 
 @dataclass

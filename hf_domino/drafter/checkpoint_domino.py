@@ -4,7 +4,12 @@ Layout: z-lab's DFlash and Huang2020's Domino checkpoints, as SGLang, vLLM and T
 project there is one set of fields (`DominoConfig`); the names on disk appear in this file only.
 """
 
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
 
 # DominoConfig field -> key inside `dflash_config`.
 NESTED_KEYS = {
@@ -23,6 +28,14 @@ HEAD_OF_PROJECTOR = {projector: head for head, projector in PROJECTOR_OF_HEAD.it
 _EITHER_PLACE = ("block_size", "num_target_layers", "layer_types", "sliding_window", "use_sliding_window")
 _HEAD_TENSORS = ("prefix_gru.", "prefix_attention.", "embed_proj.")
 TENSOR_PREFIXES = ("draft_model.", "dflash_module.", "model.", "logit_head.")
+# What serving engines read of a drafter's config.json, besides model_type and architectures.
+ENGINE_KEYS = (
+    "attention_bias", "attention_dropout", "block_size", "bos_token_id", "dflash_config", "dtype", "emb_dim",
+    "eos_token_id", "head_dim", "hidden_act", "hidden_size", "initializer_range", "intermediate_size", "layer_types",
+    "max_position_embeddings", "max_window_layers", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
+    "num_target_layers", "pad_token_id", "rms_norm_eps", "rope_parameters", "rope_theta", "sliding_window",
+    "tie_word_embeddings", "transformers_version", "use_cache", "use_sliding_window", "vocab_size",
+)
 
 
 def drafter_fields(config: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +122,62 @@ def community_config(fields: dict[str, Any]) -> dict[str, Any]:
     output["domino_config"] = {key: output.pop(key) for key in OWN_KEYS}
     output["dflash_config"] = nested
     return output
+
+
+def engine_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config.json` in our variant of the community's layout -> the variant that serving engines load.
+
+    RoPE stands in it in both spellings: `rope_parameters` (v5), `rope_theta` and `rope_scaling` (v4).
+
+    Raises:
+        ValueError: engines know the GRU head and plain DFlash only.
+    """
+    projector = config["dflash_config"]["projector_type"]
+    if projector not in (PROJECTOR_OF_HEAD["gru"], PROJECTOR_OF_HEAD["none"]):
+        raise ValueError(f"Serving engines have no {projector!r} head; only a 'gru' head or none can be exported.")
+    rope = config.get("rope_parameters") or {}
+    scaling = None if rope.get("rope_type", "default") == "default" else rope
+    return {
+        "model_type": "qwen3",
+        "architectures": ["DFlashDraftModel"],
+        **{key: config.get(key) for key in ENGINE_KEYS},
+        "rope_scaling": scaling and {key: value for key, value in scaling.items() if key != "rope_theta"},
+        "torch_dtype": config.get("dtype"),
+    }
+
+
+def check_weight_files(files: Iterable[str], expected: Mapping[str, torch.Tensor], head_type: str) -> None:
+    """Compares the headers of safetensors files with a model, before any weight is read.
+
+    Args:
+        expected: the model's state dict; only shapes are looked at (meta tensors will do).
+
+    Raises:
+        ValueError: a file is damaged, or its tensors are not the model's.
+    """
+    prefixes = re.compile(f"^(?:{'|'.join(map(re.escape, TENSOR_PREFIXES))})+")
+    found: dict[str, tuple[int, ...]] = {}
+    for path in files:
+        if not str(path).endswith(".safetensors"):
+            continue
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    found[prefixes.sub("", name)] = tuple(file.get_slice(name).get_shape())
+        except SafetensorError as error:
+            raise ValueError(
+                f"{path} is damaged ({error}): the download broke off, or the file was never whole. Download it "
+                "again with force_download=True."
+            ) from error
+    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    info = {
+        "missing_keys": shapes.keys() - found.keys(),
+        "unexpected_keys": found.keys() - shapes.keys(),
+        "mismatched_keys": {
+            (name, found[name], shapes[name]) for name in shapes.keys() & found.keys() if found[name] != shapes[name]
+        },
+    }
+    check_loading(info, head_type)
 
 
 def check_loading(info: dict[str, Any], head_type: str) -> None:

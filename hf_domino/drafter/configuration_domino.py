@@ -26,6 +26,21 @@ _BASE_KWARGS = {
     "torch_dtype",
 }
 
+# Far above any drafter, low enough that a hostile config.json costs nothing to refuse.
+_LARGEST = {
+    "num_hidden_layers": 256,
+    "hidden_size": 2**17,
+    "intermediate_size": 2**20,
+    "num_attention_heads": 2**12,
+    "num_key_value_heads": 2**12,
+    "head_dim": 2**12,
+    "vocab_size": 2**22,
+    "block_size": 2**12,
+    "head_rank": 2**16,
+    "head_hidden_size": 2**16,
+    "max_tree_nodes": 2**16,
+}
+
 
 def spread_taps(num_target_layers: int, num_taps: int = 5) -> list[int]:
     """Layer ids spread evenly from the second to the third-last layer of the target, as DFlash publishes them.
@@ -92,6 +107,10 @@ class DominoConfig(Qwen3Config):
         unknown = sorted(name for name in kwargs if name not in known and not name.startswith("_"))
         if unknown:
             raise ValueError(f"DominoConfig has no field {', '.join(map(repr, unknown))}; check the spelling.")
+        absurd = [f"{name} {value}" for name, limit in _LARGEST.items()
+                  if isinstance(value := getattr(self, name), int) and value > limit]
+        if absurd:
+            raise ValueError(f"No drafter has {', '.join(absurd)}: this configuration is damaged or hostile.")
         if self.target_layer_ids is None:
             self.target_layer_ids = spread_taps(self.num_target_layers)
         super().__post_init__(**kwargs)

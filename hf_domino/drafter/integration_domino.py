@@ -11,7 +11,7 @@ from typing import Any
 import transformers
 from transformers import GenerationMixin
 
-from .target_domino import unwrap
+from .target_domino import check_pair, unwrap
 
 _EXPECTED = {
     "_get_candidate_generator": {"self", "generation_config", "input_ids", "logits_processor", "assistant_model"},
@@ -75,8 +75,51 @@ def _get_candidate_generator(original, self, *args, assistant_model=None, **kwar
     return drafter.create_candidate_generator(self, **kwargs)
 
 
-def _assisted_decoding(original, self, input_ids, *args, assistant_model=None, **kwargs):
+def _assisted_decoding(
+    original,
+    self,
+    input_ids,
+    logits_processor,
+    stopping_criteria,
+    generation_config,
+    synced_gpus=False,
+    streamer=None,
+    assistant_model=None,
+    **kwargs,
+):
+    from .decoding_domino import domino_decoding, loop_applies  # modeling imports this file, and they modeling
+
+    arguments = {
+        "logits_processor": logits_processor,
+        "stopping_criteria": stopping_criteria,
+        "generation_config": generation_config,
+    }
     drafter = _drafter_of(assistant_model)
     if drafter is None:
-        return original(self, input_ids, *args, assistant_model=assistant_model, **kwargs)
-    return original(self, input_ids, *args, assistant_model=assistant_model, **kwargs)
+        arguments |= {"synced_gpus": synced_gpus, "streamer": streamer, "assistant_model": assistant_model}
+        return original(self, input_ids, **arguments, **kwargs)
+    model_kwargs = {k: v for k, v in kwargs.items() if k not in ("inputs_tensor", "assistant_tokenizer", "tokenizer")}
+    check_pair(self, drafter.config)
+    if drafter.use_tree and not synced_gpus and loop_applies(
+        self, input_ids, generation_config, logits_processor, stopping_criteria, model_kwargs
+    ):
+        return domino_decoding(
+            self, drafter, input_ids, **arguments, model_kwargs=model_kwargs, streamer=streamer
+        )
+    arguments |= {"synced_gpus": synced_gpus, "streamer": streamer}
+    if input_ids.shape[0] > 1:
+        # transformers' assisted loop has no batches: the same text, without drafts.
+        return self._sample(input_ids, **arguments, **model_kwargs)
+    return original(self, input_ids, **arguments, assistant_model=assistant_model, **kwargs)
+
+
+def prefill(model: Any, input_ids: Any, generation_config: Any, model_kwargs: dict[str, Any]) -> Any:
+    """The model's outputs over the prompt, as plain generation computes them."""
+    return model._prefill(
+        input_ids, generation_config, model_kwargs, is_first_iteration=not generation_config.is_assistant
+    )
+
+
+def decoding_context(model: Any) -> Any:
+    """What transformers puts around forwards after the prefill."""
+    return model._optimize_model_for_decode()

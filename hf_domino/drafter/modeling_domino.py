@@ -4,9 +4,12 @@ Source: arXiv:2605.29707, section 3.1; the backbone is DFlash's (arXiv:2602.0603
 embedding are transformers' Qwen3 ones; a drafter has no embeddings and no output head of its own.
 """
 
+import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import save_torch_state_dict
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import (
@@ -16,11 +19,13 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
     rotate_half,
 )
+from transformers.utils import CONFIG_NAME
 
-from .checkpoint_domino import TENSOR_PREFIXES, check_loading
+from .checkpoint_domino import TENSOR_PREFIXES, check_loading, check_weight_files, engine_config
 from .configuration_domino import DominoConfig
 from .context_domino import ContextMemory
 from .head_domino import PREFIX_ENCODERS, LowRankCorrection
+from .integration_domino import install
 
 if TYPE_CHECKING:
     from .candidate_generator_domino import DominoCandidateGenerator
@@ -97,6 +102,7 @@ class DominoDraftModel(PreTrainedModel):
             self.embed_proj = LowRankCorrection(config)
         self.gradient_checkpointing = False
         self.drafting_stats = None
+        self.use_tree = True  # false: transformers' own assisted loop, one chain
         # Read by transformers' pipelines, and by us for num_assistant_tokens and its schedule.
         self.generation_config = GenerationConfig()
         self.post_init()
@@ -175,6 +181,7 @@ class DominoDraftModel(PreTrainedModel):
         """
         prefixes = "|".join(prefix.replace(".", r"\.") for prefix in TENSOR_PREFIXES)
         kwargs.setdefault("key_mapping", {rf"^(?:{prefixes})+": ""})
+        kwargs.setdefault("use_safetensors", True)  # a pickle runs code
         model, info = super().from_pretrained(
             pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
         )
@@ -182,3 +189,51 @@ class DominoDraftModel(PreTrainedModel):
         # Saved under the community's names, whatever prefixes the file had.
         model._weight_conversions = None
         return (model, info) if output_loading_info else model
+
+    @staticmethod
+    def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
+        # transformers allocates what a checkpoint lacks before it reports that; look at the files' headers first.
+        if state_dict is None and not load_config.is_quantized:
+            check_weight_files(checkpoint_files, model.state_dict(), model.config.head_type)
+        return PreTrainedModel._load_pretrained_model(
+            model, state_dict, checkpoint_files, load_config, *args, **kwargs
+        )
+
+    @classmethod
+    def for_target(cls, target: PreTrainedModel, target_name: str | None = None, **kwargs) -> "DominoDraftModel":
+        """The best drafter on the Hub for a target: of those that fit it, the one with the longest acceptance
+        (the newest, where none is given).
+
+        Weights are read as safetensors and no code of the repo is run; the drafter cannot change the target's output.
+
+        Args:
+            target: the target model.
+            target_name: its Hub id, where it was loaded from somewhere else.
+            kwargs: for `from_pretrained`; `token` is used for the search as well.
+
+        Raises:
+            LookupError: no drafter on the Hub is made for this target, or none fits it.
+            ValueError: the target's Hub id is not known.
+        """
+        from .finding_domino import best_drafter
+
+        found = best_drafter(target, target_name, token=kwargs.get("token"))
+        return cls.from_pretrained(found.repo_id, revision=found.revision, **kwargs)
+
+    def export_for_engines(self, folder: str, max_shard_size: str = "5GB") -> None:
+        """Writes the variant that serving engines load (SGLang, vLLM, TensorRT-LLM); it loads here as well.
+
+        Raises:
+            ValueError: engines do not know this kind of head.
+        """
+        config = engine_config(self.config.to_dict() | {"dtype": str(self.dtype).removeprefix("torch.")})
+        # Not save_pretrained: it adds auto_map and code to a drafter that was loaded from a Hub repo's code.
+        os.makedirs(folder, exist_ok=True)
+        save_torch_state_dict(self.state_dict(), folder, max_shard_size=max_shard_size)
+        with open(os.path.join(folder, CONFIG_NAME), "w", encoding="utf-8") as file:
+            json.dump(config, file, indent=2)
+            file.write("\n")
+
+
+# Code loaded from a Hub repo has no package whose import would do this.
+install()

@@ -4,6 +4,8 @@ Source: arXiv:2605.29707, section 3.4. A block sees context strictly before its 
 block (a test compares this with blocks run one at a time).
 """
 
+import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -13,41 +15,84 @@ from hf_domino.drafter.modeling_domino import DominoDraftModel
 
 @dataclass
 class Blocks:
-    """A anchors per sequence. Positions are 0-based in the sequence.
+    """A anchors per sequence, and the true tokens of the J drafts after each. Positions are 0-based in the sequence.
 
     anchors_BA: position of each block's anchor.
-    valid_BA: false where a sequence has fewer anchors than A (a filler that no loss counts).
+    tokens_BAJ: token ids `[B, A, 1 + J]`: the anchor's, then the true drafts'.
+    supervised_BAJ: true where a draft counts: up to the first token that is not the answer's. All false in a filler,
+        which stands where a sequence has fewer anchors than A.
     """
 
     anchors_BA: torch.Tensor
-    valid_BA: torch.Tensor
+    tokens_BAJ: torch.Tensor
+    supervised_BAJ: torch.Tensor
+
+    @property
+    def real_BA(self) -> torch.Tensor:
+        """False for fillers."""
+        return self.supervised_BAJ[..., 0]
+
+
+def sequence_generators(seed: int, step: int, indices: Iterable[int]) -> list[torch.Generator]:
+    """One random generator per sequence, given by (seed, step, index of the sequence) alone.
+
+    So a resumed run, and a run on several processes, draws the anchors that an unbroken run on one process draws.
+    """
+    return [
+        torch.Generator().manual_seed(random.Random(f"{seed} {step} {index}").getrandbits(63)) for index in indices
+    ]
 
 
 def sample_anchors(
-    loss_mask_BS: torch.Tensor, num_anchors: int, generator: torch.Generator | None = None
-) -> Blocks | None:
+    loss_mask_BS: torch.Tensor, num_anchors: int, generators: list[torch.Generator] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Draws up to `num_anchors` anchors per sequence, without repeats.
 
     A position can be an anchor if the token after it is supervised and there is context before it.
 
     Args:
         loss_mask_BS: true at the tokens that are to be predicted (the answers').
+        generators: one per sequence; by default torch's global one.
 
     Returns:
-        The blocks, or `None` when no sequence holds an anchor.
+        Positions `[B, A]` with A at least 1, and which of them are real (`[B, A]`): the others are fillers.
     """
-    usable = torch.zeros_like(loss_mask_BS, dtype=torch.bool)
-    usable[:, 1:-1] = loss_mask_BS[:, 2:].bool()
-    most = min(num_anchors, int(usable.sum(-1).max()))
-    if most == 0:
-        return None
-    noise = torch.rand(usable.shape, generator=generator).to(usable.device)
+    mask = loss_mask_BS.bool().cpu()
+    usable = torch.zeros_like(mask)
+    usable[:, 1:-1] = mask[:, 2:]
+    if generators is None:
+        noise = torch.rand(usable.shape)
+    else:
+        noise = torch.stack([torch.rand(usable.shape[1], generator=generator) for generator in generators])
+    most = max(1, min(num_anchors, int(usable.sum(-1).max())))
     keys, anchors = noise.masked_fill(~usable, -1.0).topk(most, dim=-1)
-    return Blocks(anchors.clamp_min(1), keys >= 0)
+    device = loss_mask_BS.device
+    return anchors.clamp_min(1).to(device), (keys >= 0).to(device)
+
+
+def make_blocks(
+    input_ids_BS: torch.Tensor,
+    loss_mask_BS: torch.Tensor,
+    lengths_B: torch.Tensor,
+    num_drafts: int,
+    anchors_BA: torch.Tensor,
+    real_BA: torch.Tensor,
+) -> Blocks:
+    """Blocks at these anchors: draft j (0-based) is the token at anchor + 1 + j, whatever row it is read from."""
+    steps = torch.arange(num_drafts + 1, device=input_ids_BS.device)
+    positions = anchors_BA[..., None] + steps
+    inside = positions < lengths_B[:, None, None]
+    positions = positions.clamp_max(input_ids_BS.shape[1] - 1)
+    rows = torch.arange(input_ids_BS.shape[0], device=input_ids_BS.device)[:, None, None]
+    supervised = (loss_mask_BS.bool()[rows, positions] & inside & real_BA[..., None])[..., 1:]
+    return Blocks(anchors_BA, input_ids_BS[rows, positions], supervised.long().cumprod(-1).bool())
 
 
 class PackedContext:
-    """Stands in for the context memory in a packed training forward: context first, then all blocks' rows."""
+    """Stands in for the context memory in a packed training forward: context first, then all blocks' rows.
+
+    It is only ever read, so layers under activation checkpointing may replay it.
+    """
 
     def __init__(self, keys_values: list[tuple[torch.Tensor, torch.Tensor]]):
         self._keys_values = keys_values

@@ -6,11 +6,13 @@ optionally `tapped_states [N, M·H]` (bfloat16). `data.json` beside them tells w
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 SHARD_PATTERN = "shard-*.safetensors"
@@ -57,8 +59,8 @@ class ShardDataset(Dataset):
             with safe_open(file, framework="pt") as shard:
                 offsets = shard.get_tensor("offsets").tolist()
                 self._tokens.append((shard.get_tensor("input_ids").long(), shard.get_tensor("loss_mask").bool()))
-                self.has_states = "tapped_states" in shard.keys()
-            self._index += [(number, a, b) for a, b in zip(offsets, offsets[1:])]
+                self.has_states = "tapped_states" in set(shard.keys())
+            self._index += [(number, a, b) for a, b in pairwise(offsets)]
 
     def __len__(self) -> int:
         return len(self._index)
@@ -67,7 +69,7 @@ class ShardDataset(Dataset):
         number, first, end = self._index[index]
         end = min(end, first + self.max_length) if self.max_length else end
         ids, mask = self._tokens[number]
-        item = {"input_ids": ids[first:end], "loss_mask": mask[first:end]}
+        item = {"input_ids": ids[first:end], "loss_mask": mask[first:end], "index": torch.tensor(index)}
         if self.has_states:
             with safe_open(self.files[number], framework="pt") as shard:
                 item["tapped_states"] = shard.get_slice("tapped_states")[first:end]
@@ -90,7 +92,8 @@ def collate(items: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Right-pads a batch. Padding is never supervised, and nothing real attends to it."""
     batch = {}
     for key in items[0]:
-        batch[key] = torch.nn.utils.rnn.pad_sequence([item[key] for item in items], batch_first=True)
+        values = [item[key] for item in items]
+        batch[key] = torch.stack(values) if values[0].ndim == 0 else pad_sequence(values, batch_first=True)
     batch["lengths"] = torch.tensor([len(item["input_ids"]) for item in items])
     return batch
 

@@ -1,6 +1,6 @@
-"""The training objective: `(1 - λ) · L_final + λ · L_base`, decayed over the block and chunked over blocks.
+"""The training objective: base and final cross-entropy, decayed over the block and chunked over blocks.
 
-Source: arXiv:2605.29707, section 3.4 (base-anchored curriculum); `exp(-k / γ)` decay and its γ from DFlash.
+Source: arXiv:2605.29707, section 3.4; the decay `exp(-k / gamma)` and its gamma are DFlash's (arXiv:2602.06036).
 """
 
 from dataclasses import dataclass
@@ -11,36 +11,16 @@ from torch.utils.checkpoint import checkpoint
 
 from hf_domino.drafter.modeling_domino import DominoDraftModel
 
-
-@dataclass
-class Curriculum:
-    """λ over training: the backbone alone, then a linear hand-over to the corrected distribution.
-
-    Args:
-        base_share: share of the steps with λ = 1.
-        handover_share: share of the steps over which λ falls from 1 to `end`.
-    """
-
-    base_share: float = 0.2
-    handover_share: float = 0.5
-    end: float = 0.0
-
-    def weight(self, progress: float) -> float:
-        """λ at `progress` (0 to 1) through training."""
-        if progress < self.base_share:
-            return 1.0
-        if self.handover_share <= 0:
-            return self.end
-        done = min(1.0, (progress - self.base_share) / self.handover_share)
-        return 1.0 + (self.end - 1.0) * done
+from .vocabulary import OutputVocabulary
 
 
 @dataclass
 class BlockLoss:
     """Sums over the supervised drafts of a batch, so that chunks and processes add up.
 
-    weight: sum of the decay weights. accepted / blocks: drafts accepted before the first wrong one (greedy,
-    teacher-forced), and the blocks they are counted over.
+    base, final: weighted sums of the cross-entropies. weight: sum of the decay weights.
+    base_accepted, final_accepted: drafts accepted before the first wrong one (greedy, teacher-forced, over the
+    vocabulary of the loss), and `blocks`, the blocks they are counted over.
     """
 
     base: torch.Tensor
@@ -54,8 +34,13 @@ class BlockLoss:
         return BlockLoss(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
+def default_gamma(block_size: int) -> float:
+    """Gamma for blocks of K rows: 7 at 16 and 4 at 8, as DFlash has it, and linear between and beyond."""
+    return 1.0 + 0.375 * block_size
+
+
 def decay_weights(num_drafts: int, gamma: float, device=None) -> torch.Tensor:
-    """`exp(-k / γ)` for draft k = 0 .. J-1."""
+    """`exp(-k / gamma)` for draft k = 0 .. J-1."""
     return torch.exp(-torch.arange(num_drafts, device=device) / gamma)
 
 
@@ -70,8 +55,9 @@ def block_loss(
     prefix_embeds_NJH: torch.Tensor,
     labels_NJ: torch.Tensor,
     supervised_NJ: torch.Tensor,
-    vocabulary: "OutputVocabulary",
+    vocabulary: OutputVocabulary,
     gamma: float,
+    with_base: bool = True,
     with_head: bool = True,
     chunk_blocks: int = 256,
 ) -> BlockLoss:
@@ -83,14 +69,15 @@ def block_loss(
         labels_NJ: the true tokens, as indices into `vocabulary`.
         supervised_NJ: true where the draft counts.
         vocabulary: the output head, whole or restricted.
-        with_head: false while λ = 1: the head is not run at all.
+        with_base: false while λ = 0: the base loss is measured, without gradient.
+        with_head: false while λ = 1: the head is not run at all, and `final` is `base`.
         chunk_blocks: blocks whose logits are alive at once; each chunk is recomputed in the backward pass.
     """
     total = None
     for chunk in torch.arange(states_NJH.shape[0], device=states_NJH.device).split(chunk_blocks):
         arguments = (
             drafter, states_NJH[chunk], prefix_embeds_NJH[chunk], labels_NJ[chunk], supervised_NJ[chunk],
-            vocabulary, gamma, with_head,
+            vocabulary, gamma, with_base, with_head,
         )
         if torch.is_grad_enabled() and states_NJH.shape[0] > chunk_blocks:
             part = BlockLoss(*checkpoint(_chunk_loss, *arguments, use_reentrant=False))
@@ -100,10 +87,20 @@ def block_loss(
     return total
 
 
-def _chunk_loss(drafter, states, prefix_embeds, labels, supervised, vocabulary, gamma, with_head):
+def _chunk_loss(
+    drafter: DominoDraftModel,
+    states: torch.Tensor,
+    prefix_embeds: torch.Tensor,
+    labels: torch.Tensor,
+    supervised: torch.Tensor,
+    vocabulary: OutputVocabulary,
+    gamma: float,
+    with_base: bool,
+    with_head: bool,
+) -> tuple[torch.Tensor, ...]:
     weights = decay_weights(labels.shape[1], gamma, labels.device) * supervised
     base_logits = vocabulary.base_logits(states)
-    base, base_correct = _cross_entropy(base_logits, labels, weights)
+    base, base_correct = _cross_entropy(base_logits if with_base else base_logits.detach(), labels, weights)
     final, final_correct = base, base_correct
     if with_head and drafter.prefix_encoder is not None:
         pure = drafter.config.pure_draft_prefix_len
@@ -127,52 +124,9 @@ def _chunk_loss(drafter, states, prefix_embeds, labels, supervised, vocabulary, 
     )
 
 
-def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor):
+def _cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weighted sum of the losses, and where the most probable token is the true one."""
     losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(weights)
     return (losses * weights).sum(), logits.detach().argmax(-1) == labels
-
-
-class OutputVocabulary:
-    """The target's output head over all of V, or over a sample of it with the sampling corrected for.
-
-    A sampled softmax (frequent tokens always, the batch's labels always, others drawn with known probability) costs a
-    fraction of the whole one; its logits are shifted by -log(probability of being drawn), which makes the sum over
-    the sample an unbiased estimate of the sum over V.
-    """
-
-    def __init__(self, head_weight_VH: torch.Tensor, token_ids: torch.Tensor | None = None,
-                 log_correction: torch.Tensor | None = None):
-        self.token_ids = token_ids
-        self.log_correction = log_correction
-        self.head_weight = head_weight_VH if token_ids is None else head_weight_VH[token_ids]
-
-    @classmethod
-    def sampled(cls, head_weight_VH, labels: torch.Tensor, frequent: torch.Tensor, num_random: int):
-        """Frequent tokens and labels for certain; `num_random` of the rest, uniformly.
-
-        Returns:
-            The vocabulary, and the labels as indices into it.
-        """
-        size = head_weight_VH.shape[0]
-        certain = torch.cat([frequent, labels.flatten()]).unique()
-        rest = torch.ones(size, dtype=torch.bool, device=certain.device)
-        rest[certain] = False
-        rest = rest.nonzero()[:, 0]
-        drawn = rest[torch.randperm(rest.numel(), device=rest.device)[:num_random]]
-        token_ids = torch.cat([certain, drawn])
-        correction = torch.zeros(token_ids.numel(), device=token_ids.device)
-        if drawn.numel():
-            correction[certain.numel():] = torch.log(torch.tensor(rest.numel() / drawn.numel()))
-        index = torch.full((size,), -1, device=certain.device)
-        index[token_ids] = torch.arange(token_ids.numel(), device=certain.device)
-        return cls(head_weight_VH, token_ids, correction), index[labels]
-
-    def base_logits(self, states: torch.Tensor) -> torch.Tensor:
-        logits = F.linear(states, self.head_weight.to(states.dtype)).float()
-        return logits if self.log_correction is None else logits + self.log_correction
-
-    def correction(self, features: torch.Tensor, last: torch.nn.Linear) -> torch.Tensor:
-        """The head's correction at the vocabulary's tokens."""
-        if self.token_ids is None:
-            return last(features).float()
-        return F.linear(features, last.weight[self.token_ids]).float()

@@ -1,134 +1,193 @@
 """`DominoTrainer`: transformers' Trainer over packed blocks, with the base-anchored curriculum."""
 
-from dataclasses import dataclass, field
+import json
+from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer
 
 from hf_domino.drafter.modeling_domino import DominoDraftModel
-from hf_domino.drafter.target_domino import Target
+from hf_domino.drafter.target_domino import Target, unwrap
 
-from .blocks import block_states, sample_anchors
+from .acceptance import AcceptanceWatch, HeldOutPrompts, acceptance_length
+from .arguments import DominoTrainingArguments
+from .blocks import make_blocks, sample_anchors, sequence_generators
+from .curriculum import Curriculum
 from .data import ShardDataset, collate
-from .objective import BlockLoss, Curriculum, OutputVocabulary, block_loss
+from .objective import BlockLoss, decay_weights, default_gamma
+from .packed_loss import PackedLoss
 
+__all__ = ["DominoTrainer", "DominoTrainingArguments", "ShardDataset"]
 
-@dataclass
-class DominoTrainingArguments(TrainingArguments):
-    """Trainer's arguments, and Domino's.
-
-    The curriculum has two phases: the backbone alone (λ = 1), then a linear hand-over to the corrected distribution.
-    """
-
-    num_anchors: int = field(default=64, metadata={"help": "Blocks per sequence and step."})
-    train_block_size: int | None = field(default=None, metadata={"help": "K in training; default: the drafter's."})
-    decay_gamma: float = field(default=7.0, metadata={"help": "γ of the decay weights exp(-k / γ)."})
-    base_share: float = field(default=0.2, metadata={"help": "Share of the steps with λ = 1."})
-    handover_share: float = field(default=0.5, metadata={"help": "Share of the steps over which λ falls."})
-    final_base_weight: float = field(default=0.0, metadata={"help": "λ at the end."})
-    frequent_tokens: int | None = field(default=None, metadata={"help": "Sampled softmax: tokens always in it."})
-    random_tokens: int = field(default=1024, metadata={"help": "Sampled softmax: further tokens drawn each step."})
-    chunk_blocks: int = field(default=256, metadata={"help": "Blocks whose logits are alive at once."})
-    remove_unused_columns: bool = False
-    label_names: list[str] | None = field(default_factory=lambda: ["input_ids"])
+RECORD = "training.json"
 
 
 class DominoTrainer(Trainer):
     """Trains a drafter for a frozen target.
 
+    Anchors, the sampled softmax and λ follow from (seed, step, sequence) alone, and the loss is normalised by the
+    decay weights of the whole optimizer step: a resumed run goes on exactly where it was, and splitting a step over
+    processes or accumulated batches does not change it.
+
     Args:
         model: the drafter (or a PEFT wrapper of it).
-        target: the frozen target; run only where the data has no tapped states.
+        target: the frozen target; run over the text only where the data has no tapped states.
+        train_dataset: training text, as [`ShardDataset`] gives it.
+        eval_dataset: held-out prompts; `evaluate` measures the accepted length on them.
+        record: written beside every saved model, with the training arguments.
     """
 
-    def __init__(self, model: DominoDraftModel, target: PreTrainedModel, args: DominoTrainingArguments,
-                 train_dataset: ShardDataset, **kwargs):
-        super().__init__(model=model, args=args, train_dataset=train_dataset, data_collator=collate, **kwargs)
-        self.drafter = model
-        self.target = target.eval().requires_grad_(False)
-        self.view = Target(target, model.config)
+    def __init__(
+        self,
+        model: DominoDraftModel,
+        target: PreTrainedModel,
+        args: DominoTrainingArguments,
+        train_dataset: ShardDataset,
+        eval_dataset: HeldOutPrompts | None = None,
+        record: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ):
+        config = unwrap(model).config
+        self.block_size = args.train_block_size or config.block_size
+        if not 2 <= self.block_size <= config.block_size:
+            raise ValueError(
+                f"train_block_size must lie between 2 and the drafter's block_size ({config.block_size}), got "
+                f"{self.block_size}."
+            )
         self.curriculum = Curriculum(args.base_share, args.handover_share, args.final_base_weight)
-        self.frequent = None
-        if args.frequent_tokens:
-            counts = train_dataset.token_counts(model.config.vocab_size)
-            self.frequent = counts.topk(min(args.frequent_tokens, counts.numel())).indices
+        self.num_drafts = self.block_size - config.row_offset
+        self.gamma = args.decay_gamma or default_gamma(self.block_size)
+        self.view = Target(target, config)
+        super().__init__(
+            model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, data_collator=collate,
+            **kwargs,
+        )
+        # The loss comes normalised over the whole step: Trainer must not divide it again.
+        self.model_accepts_loss_kwargs = True
+        self.target = target.eval().requires_grad_(False)
+        if getattr(target, "hf_device_map", None) is None:
+            self.target.to(args.device)
+        self.record = record or {}
         self.skipped_sequences = 0
         self._sums: BlockLoss | None = None
+        frequent = None
+        if args.frequent_tokens:
+            counts = train_dataset.token_counts(config.vocab_size)
+            frequent = counts.topk(min(args.frequent_tokens, counts.numel())).indices
+        self.packed_loss = PackedLoss(
+            model, Target(target, config), self.block_size, self.gamma, frequent, args.random_tokens, args.chunk_blocks
+        )
+        for layer in unwrap(model).layers:
+            layer._can_checkpoint_with_cache = True  # a PackedContext is only read
+        if eval_dataset is not None:
+            self.add_callback(AcceptanceWatch())
 
     @property
     def base_weight(self) -> float:
         """λ now: a function of the step alone, so a resumed run goes on where it was."""
         return self.curriculum.weight(self.state.global_step / max(1, self.state.max_steps))
 
+    def _prepare_for_training(self, *args, **kwargs):
+        # The wrapper (DDP, FSDP, autocast) must enclose the whole loss; saving and loading see the drafter.
+        drafter = self.model
+        self.model = self.model_wrapped = self.packed_loss
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        if self.model is self.packed_loss:
+            self.model = drafter
+        return prepared
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """The batches of one optimizer step, with their blocks, and the sum of decay weights over all processes."""
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        weight = torch.zeros((), device=device)
+        for batch in batches:
+            batch["blocks"] = self.draw_blocks(batch)
+            supervised = batch["blocks"]["supervised_BAJ"]
+            self.skipped_sequences += int((~supervised[..., 0].any(-1)).sum())
+            weight += (decay_weights(self.num_drafts, self.gamma, supervised.device) * supervised).sum().to(device)
+        return batches, self.accelerator.reduce(weight, "sum") if batches else None
+
+    def draw_blocks(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Blocks of a batch at the present step."""
+        generators = sequence_generators(self.args.seed, self.state.global_step, batch["index"].tolist())
+        anchors, real = sample_anchors(batch["loss_mask"], self.args.num_anchors, generators)
+        ids, mask, lengths = batch["input_ids"], batch["loss_mask"], batch["lengths"]
+        return vars(make_blocks(ids, mask, lengths, self.num_drafts, anchors, real))
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        lam = self.base_weight if model.training else self.curriculum.end
-        sums = self.batch_loss(inputs, with_head=lam < 1.0)
-        if sums is None:  # no anchor in the whole batch: a step that moves nothing
-            return sum(p.sum() for p in model.parameters() if p.requires_grad) * 0.0
-        loss = ((1 - lam) * sums.final + lam * sums.base) / sums.weight.clamp_min(1e-6)
-        if lam == 1.0:  # DDP wants every parameter in the graph
-            loss = loss + sum(p.sum() for p in model.parameters() if p.requires_grad) * 0.0
-        detached = BlockLoss(*(value.detach().float() for value in vars(sums).values()))
-        self._sums = detached if self._sums is None else self._sums + detached
-        return (loss, {"loss": loss.detach()}) if return_outputs else loss
-
-    def batch_loss(self, inputs: dict[str, torch.Tensor], with_head: bool) -> BlockLoss | None:
-        """Loss sums of one batch, or `None` if it holds no anchor."""
-        drafter, args = self.drafter, self.args
-        config = drafter.config
-        block_size = args.train_block_size or config.block_size
-        drafts = block_size - config.row_offset
-        ids_BS, mask_BS = inputs["input_ids"], inputs["loss_mask"]
-        blocks = sample_anchors(mask_BS, args.num_anchors)
-        if blocks is None:
-            self.skipped_sequences += ids_BS.shape[0]
-            return None
-        self.skipped_sequences += int((~blocks.valid_BA.any(-1)).sum())
-        dtype = drafter.fc.weight.dtype
-        anchors = blocks.anchors_BA
-
         tapped = inputs.get("tapped_states")
         if tapped is None:
-            with torch.no_grad():
-                output = self.target(ids_BS, output_hidden_states=self.view.hidden_states_indices, use_cache=False)
-            tapped = self.view.tapped_states(output.hidden_states)
+            tapped = self.tapped_states(inputs["input_ids"])
+        indices = inputs["index"].tolist()
+        (generator,) = sequence_generators(self.args.seed, self.state.global_step, [f"softmax {indices[0]}"])
+        loss, sums = model(tapped, inputs["blocks"], self.base_weight, generator)
+        self._sums = sums if self._sums is None else self._sums + sums
+        # DDP averages over processes what is here a share of one sum.
+        loss = loss * self.accelerator.num_processes / num_items_in_batch.clamp_min(1e-6)
+        return (loss, {"loss": loss.detach()}) if return_outputs else loss
 
-        steps = torch.arange(drafts + 1, device=ids_BS.device)
-        positions = (anchors[..., None] + steps)  # anchor, then the true drafts
-        inside = positions < inputs["lengths"][:, None, None]
-        positions = positions.clamp_max(ids_BS.shape[1] - 1)
-        rows = torch.arange(ids_BS.shape[0], device=ids_BS.device)[:, None, None]
-        tokens_BAJ1 = ids_BS[rows, positions]
-        supervised = (mask_BS[rows, positions] & inside & blocks.valid_BA[..., None])[..., 1:].long().cumprod(-1)
-        keep = blocks.valid_BA
-
-        like = drafter.fc.weight
-        prefix_embeds = self.view.embed(tokens_BAJ1[..., :-1], like)
-        mask_embed = self.view.embed(torch.tensor(config.mask_token_id), like)
-        states = block_states(drafter, tapped.to(dtype), prefix_embeds[:, :, 0], mask_embed, anchors, block_size)
-        states = states[:, :, config.row_offset:]
-        labels = tokens_BAJ1[..., 1:][keep]
-        head_weight = self.view.output_head.weight
-        if self.frequent is None:
-            vocabulary = OutputVocabulary(head_weight)
-        else:
-            vocabulary, labels = OutputVocabulary.sampled(head_weight, labels, self.frequent, args.random_tokens)
-        return block_loss(
-            drafter, states[keep], prefix_embeds[keep], labels, supervised[keep], vocabulary,
-            args.decay_gamma, with_head, args.chunk_blocks,
+    @torch.no_grad()
+    def tapped_states(self, input_ids_BS: torch.Tensor) -> torch.Tensor:
+        """The target's tapped states of a right-padded batch, `[B, S, M·H]`."""
+        ids = input_ids_BS.to(self.target.device)
+        output = self.target(
+            ids, output_hidden_states=self.view.hidden_states_indices, use_cache=False, logits_to_keep=1
         )
+        return self.view.tapped_states(output.hidden_states)
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """True accepted length on the held-out prompts: greedy `generate` with the drafter as it is now."""
+        prompts = self.eval_dataset if eval_dataset is None else eval_dataset
+        if prompts is None:
+            raise ValueError("evaluate needs held-out prompts; pass eval_dataset.")
+        state = self.accelerator
+        mine = range(state.process_index, len(prompts), state.num_processes)
+        drafter = unwrap(self.model)
+        found = acceptance_length(
+            self.target, drafter, [prompts[i] for i in mine], self.args.eval_max_new_tokens
+        )
+        tokens, forwards = state.reduce(torch.tensor(found, dtype=torch.float32, device=self.args.device)).tolist()
+        metrics = {f"{metric_key_prefix}_acceptance_length": round(tokens / max(1.0, forwards), 4)}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
         if self._sums is not None and "loss" in logs:
             sums, self._sums = self._sums, None
-            weight, blocks = sums.weight.clamp_min(1e-6), sums.blocks.clamp_min(1)
+            parts = torch.stack([*vars(sums).values(), torch.tensor(float(self.skipped_sequences)).to(sums.base)])
+            *values, skipped = self.accelerator.reduce(parts, "sum").tolist()
+            base, final, weight, base_accepted, final_accepted, blocks = values
+            weight, blocks = max(weight, 1e-6), max(blocks, 1.0)
             logs |= {
                 "base_weight": round(self.base_weight, 4),
-                "base_loss": round((sums.base / weight).item(), 4),
-                "final_loss": round((sums.final / weight).item(), 4),
-                # Teacher-forced on the training text: tokens per target forward, bonus included.
-                "base_acceptance": round(1 + (sums.base_accepted / blocks).item(), 4),
-                "final_acceptance": round(1 + (sums.final_accepted / blocks).item(), 4),
-                "skipped_sequences": self.skipped_sequences,
+                "base_loss": round(base / weight, 4),
+                "final_loss": round(final / weight, 4),
+                # Teacher-forced on the training text: tokens per target forward, bonus included. With a sampled
+                # softmax, over its tokens only: a little too high.
+                "base_acceptance": round(1 + base_accepted / blocks, 4),
+                "final_acceptance": round(1 + final_accepted / blocks, 4),
+                "skipped_sequences": int(skipped),
             }
         super().log(logs, *args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The drafter in the community's layout, and the record of how it was trained."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir)
+            (folder / RECORD).write_text(json.dumps(self.full_record(), indent=2, default=str) + "\n")
+
+    def full_record(self) -> dict[str, Any]:
+        """Every setting of this run, and how far it has come."""
+        return {
+            **self.record,
+            "training_args": self.args.to_dict(),
+            "block_size": self.block_size,
+            "decay_gamma": self.gamma,
+            "step": self.state.global_step,
+            "max_steps": self.state.max_steps,
+            "skipped_sequences": self.skipped_sequences,
+            "log_history": self.state.log_history,
+        }

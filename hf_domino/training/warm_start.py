@@ -48,7 +48,7 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, sample
     for hook in hooks:
         hook.remove()
 
-    for i, (layer, source) in enumerate(zip(drafter.layers, sources)):
+    for i, (layer, source) in enumerate(zip(drafter.layers, sources, strict=True)):
         pairs = {f"self_attn.{p}": (getattr(layer.self_attn, p), getattr(source.self_attn, p)) for p in _PROJECTIONS}
         pairs |= {f"mlp.{p}": (getattr(layer.mlp, p), getattr(source.mlp, p, None))
                   for p in ("gate_proj", "up_proj", "down_proj")}

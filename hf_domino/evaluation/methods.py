@@ -1,0 +1,173 @@
+"""The methods that a benchmark sets side by side: each is a set of `generate` arguments.
+
+A method is named `plain`, `domino`, ...; with settings of the drafter in brackets, `domino[block_size=8]`; with one of
+several drafters after a colon, `domino:final-only`; and two methods joined, `domino+prompt-lookup`, are given to
+`generate` together.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import CompileConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_domino.drafter.modeling_domino import DominoDraftModel
+
+from .native_dflash import NativeDFlashAssistant
+from .variants import variant
+
+_NAME = re.compile(r"^(?P<kind>[a-z-]+)(?::(?P<drafter>[^\[\]+:]+))?(?:\[(?P<changes>[^\[\]]*)\])?$")
+_LOOKUP_TOKENS = 10  # transformers' documentation suggests this; 3 and 10 were within 7 % of each other on a CPU
+
+
+class Unavailable(Exception):
+    """A method does not apply here; the message says why, and the record holds it."""
+
+
+@dataclass
+class Contenders:
+    """The models a benchmark compares with. drafters: by label; the one labelled "" is the default."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    drafters: dict[str, DominoDraftModel]
+    assistant: PreTrainedModel | None = None
+
+
+@dataclass
+class Method:
+    """How to call `generate`. drafter: whose `drafting_stats` say what was drafted, if it is one of ours."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    drafter: DominoDraftModel | None = None
+    use_tree: bool | None = None
+    note: str | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[dict[str, Any]]:
+        """The arguments, with the drafter set as the method wants it meanwhile."""
+        if self.drafter is None or self.use_tree is None:
+            yield self.arguments
+            return
+        before, self.drafter.use_tree = getattr(self.drafter, "use_tree", True), self.use_tree
+        try:
+            yield self.arguments
+        finally:
+            self.drafter.use_tree = before
+
+
+def _plain(contenders: Contenders, drafter: DominoDraftModel | None) -> Method:
+    return Method()
+
+
+def _domino(contenders: Contenders, drafter: DominoDraftModel | None) -> Method:
+    return Method({"assistant_model": drafter}, drafter)
+
+
+def _domino_chain(contenders: Contenders, drafter: DominoDraftModel | None) -> Method:
+    return Method({"assistant_model": drafter}, drafter, use_tree=False)
+
+
+def _base(contenders: Contenders, drafter: DominoDraftModel | None) -> Method:
+    base = variant(drafter, head_type="none")
+    return Method({"assistant_model": base}, base, use_tree=False, note="the same weights, head left out, one chain")
+
+
+def _base_tree(contenders: Contenders, drafter: DominoDraftModel | None) -> Method:
+    base = variant(drafter, head_type="none")
+    return Method({"assistant_model": base}, base, note="the same weights, head left out, as a tree")
+
+
+def _native_dflash(contenders: Contenders, drafter: DominoDraftModel | None) -> Method:
+    try:
+        assistant = NativeDFlashAssistant(variant(drafter, head_type="none"))
+    except ValueError as error:
+        raise Unavailable(str(error)) from error
+    aligned = "; rows moved by one, as it reads them (shift_label)" if drafter.config.row_offset == 0 else ""
+    return Method(
+        {"assistant_model": assistant, "speculation_type": "dflash"},
+        note=f"transformers' DFlash generator over the same backbone{aligned}",
+    )
+
+
+def _prompt_lookup(contenders: Contenders, drafter: DominoDraftModel | None) -> Method:
+    return Method({"prompt_lookup_num_tokens": _LOOKUP_TOKENS})
+
+
+def _assisted(contenders: Contenders, drafter: DominoDraftModel | None) -> Method:
+    if contenders.assistant is None:
+        raise Unavailable("no small assistant model was given")
+    return Method({"assistant_model": contenders.assistant})
+
+
+def _plain_compiled(contenders: Contenders, drafter: DominoDraftModel | None) -> Method:
+    compile_config = CompileConfig()
+    compile_config._compile_all_devices = True  # by default transformers compiles on accelerators only
+    return Method({"cache_implementation": "static", "compile_config": compile_config})
+
+
+KINDS: dict[str, Callable[[Contenders, DominoDraftModel | None], Method]] = {
+    "plain": _plain,
+    "domino": _domino,
+    "domino-chain": _domino_chain,
+    "base": _base,
+    "base-tree": _base_tree,
+    "native-dflash": _native_dflash,
+    "prompt-lookup": _prompt_lookup,
+    "assisted": _assisted,
+    "plain-compiled": _plain_compiled,
+}
+_NEED_DRAFTER = {"domino", "domino-chain", "base", "base-tree", "native-dflash"}
+
+
+def build_method(name: str, contenders: Contenders) -> Method:
+    """The method of this name.
+
+    Raises:
+        ValueError: an unknown name, drafter or setting.
+        Unavailable: the method does not apply to these models.
+    """
+    methods = [_build_one(part, contenders) for part in name.split("+")]
+    if len(methods) == 1:
+        return methods[0]
+    arguments: dict[str, Any] = {}
+    for method in methods:
+        if clash := arguments.keys() & method.arguments.keys():
+            raise ValueError(f"{name}: both set {', '.join(sorted(clash))}, so they cannot be combined.")
+        arguments |= method.arguments
+    ours = next((method for method in methods if method.drafter is not None), Method())
+    return Method(arguments, ours.drafter, ours.use_tree, "; ".join(m.note for m in methods if m.note) or None)
+
+
+def _build_one(name: str, contenders: Contenders) -> Method:
+    match = _NAME.match(name)
+    if match is None or match["kind"] not in KINDS:
+        raise ValueError(f"There is no method {name!r}; there are {', '.join(KINDS)}.")
+    drafter = None
+    if match["kind"] in _NEED_DRAFTER:
+        label = match["drafter"] or ""
+        if label not in contenders.drafters:
+            known = ", ".join(map(repr, contenders.drafters)) or "none"
+            raise ValueError(f"{name}: there is no drafter labelled {label!r} (given: {known}).")
+        drafter = contenders.drafters[label]
+        if match["changes"]:
+            drafter = variant(drafter, **_parse_changes(name, match["changes"]))
+    elif match["drafter"] or match["changes"]:
+        raise ValueError(f"{name}: {match['kind']} uses no drafter, so it takes none of its settings.")
+    return KINDS[match["kind"]](contenders, drafter)
+
+
+def _parse_changes(name: str, text: str) -> dict[str, Any]:
+    changes = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"{name}: settings in brackets are written key=value.")
+        try:
+            changes[key.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            changes[key.strip()] = value.strip()
+    return changes

@@ -1,0 +1,1 @@
+"""One metric, complete by itself."""

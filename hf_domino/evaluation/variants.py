@@ -1,0 +1,38 @@
+"""The same drafter under another setting (head off, another block size), sharing its weights."""
+
+import copy
+from typing import Any
+
+import torch
+
+from hf_domino.drafter.modeling_domino import DominoDraftModel
+
+
+def variant(drafter: DominoDraftModel, **changes: Any) -> DominoDraftModel:
+    """A drafter with the same weights and other configuration values; no weight is copied.
+
+    `head_type="none"` gives the plain DFlash drafter in it. Weights that the change leaves without a place are left out.
+
+    Raises:
+        ValueError: an unknown field, a value that does not fit, or a change that would need weights that are not there.
+    """
+    config = copy.deepcopy(drafter.config)
+    for name, value in changes.items():
+        if not hasattr(config, name):
+            raise ValueError(f"A drafter's configuration has no field {name!r}.")
+        setattr(config, name, value)
+    config.validate()
+    with torch.device("meta"):
+        changed = DominoDraftModel(config)
+    shared = drafter.state_dict(keep_vars=True)
+    expected = changed.state_dict()
+    wrong = [
+        name for name, tensor in expected.items() if name not in shared or shared[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise ValueError(f"Changing {', '.join(changes)} would need other weights than the drafter's: {wrong[0]}.")
+    changed.load_state_dict({name: shared[name] for name in expected}, assign=True)
+    changed.rotary_emb = drafter.rotary_emb  # its frequencies are no part of the state
+    changed.generation_config = copy.deepcopy(drafter.generation_config)
+    changed.use_tree = getattr(drafter, "use_tree", True)
+    return changed.train(drafter.training)

@@ -1,0 +1,107 @@
+"""`PackedLoss`: from a batch with blocks to its loss sums, in one module, so that DDP and autocast enclose all of it."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_domino.drafter.modeling_domino import DominoDraftModel
+from hf_domino.drafter.target_domino import Target, unwrap
+
+from .blocks import Blocks, block_states
+from .objective import BlockLoss, block_loss
+from .vocabulary import OutputVocabulary, head_matrix
+
+
+class PackedLoss(nn.Module):
+    """The drafter's losses on a batch: what a distributed wrapper is put around.
+
+    The target is not a part of it: nothing here is synchronised, saved or trained but the drafter.
+
+    Args:
+        model: the drafter, or a PEFT wrapper of it.
+        view: the target as the drafter sees it.
+        block_size: K in training.
+        gamma: of the decay weights.
+        frequent: tokens that a sampled softmax always holds, or `None` for the whole vocabulary.
+        num_random: further tokens that it draws.
+        chunk_blocks: blocks whose logits are alive at once.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        view: Target,
+        block_size: int,
+        gamma: float,
+        frequent: torch.Tensor | None = None,
+        num_random: int = 1024,
+        chunk_blocks: int = 256,
+    ):
+        super().__init__()
+        self.model = model
+        self._view = view
+        self._head = head_matrix(view.output_head)
+        self._frequent = frequent
+        self.block_size = block_size
+        self.gamma = gamma
+        self.num_random = num_random
+        self.chunk_blocks = chunk_blocks
+
+    @property
+    def drafter(self) -> DominoDraftModel:
+        """The drafter itself; its adapters, if any, live inside its modules."""
+        return unwrap(self.model)
+
+    def forward(
+        self,
+        tapped_states: torch.Tensor,
+        blocks: dict[str, torch.Tensor],
+        base_weight: float,
+        generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, BlockLoss]:
+        """Loss sum and its parts.
+
+        Args:
+            tapped_states: the target's, `[B, S, M·H]`.
+            blocks: the fields of [`Blocks`].
+            base_weight: λ.
+            generator: draws the sampled softmax's tokens.
+
+        Returns:
+            `(1 - λ) · final + λ · base`, not yet divided by the sum of weights, and all sums, detached.
+        """
+        drafter = self.drafter
+        # Every parameter takes part, with a zero gradient at least: while λ = 1 the head has no other, and DDP waits
+        # for all of them.
+        unused = sum(p.sum() for p in self.model.parameters() if p.requires_grad) * 0.0
+        blocks = Blocks(**blocks)
+        real = blocks.real_BA
+        if not bool(real.any()):
+            return unused, BlockLoss(*(unused.detach() for _ in BlockLoss.__dataclass_fields__))
+        like = drafter.fc.weight
+        offset = drafter.config.row_offset
+        prefix_embeds = self._view.embed(blocks.tokens_BAJ[..., :-1], like)
+        mask_embed = self._view.embed(torch.tensor(drafter.config.mask_token_id), like)
+        tapped = tapped_states.to(device=like.device, dtype=like.dtype)
+        states = block_states(
+            drafter, tapped, prefix_embeds[:, :, 0], mask_embed, blocks.anchors_BA, self.block_size
+        )[:, :, offset:]
+        vocabulary, labels = self._vocabulary(blocks.tokens_BAJ[..., 1:][real], states, generator)
+        sums = block_loss(
+            drafter, states[real], prefix_embeds[real], labels, blocks.supervised_BAJ[real], vocabulary, self.gamma,
+            with_base=base_weight > 0, with_head=base_weight < 1, chunk_blocks=self.chunk_blocks,
+        )
+        loss = (1 - base_weight) * sums.final + base_weight * sums.base
+        return loss + unused, BlockLoss(*(value.detach().float() for value in vars(sums).values()))
+
+    def _vocabulary(
+        self, labels: torch.Tensor, states: torch.Tensor, generator: torch.Generator | None
+    ) -> tuple[OutputVocabulary, torch.Tensor]:
+        weight, bias = (None if part is None else part.to(states.device) for part in self._head)
+        device_type = states.device.type
+        autocast = torch.is_autocast_enabled(device_type)
+        dtype: Any = torch.get_autocast_dtype(device_type) if autocast else states.dtype
+        if self._frequent is None:
+            return OutputVocabulary(weight, bias, dtype=dtype), labels
+        return OutputVocabulary.sampled(weight, bias, labels, self._frequent, self.num_random, generator, dtype)
