@@ -121,6 +121,8 @@ def community_config(fields: dict[str, Any]) -> dict[str, Any]:
     output["rope_theta"] = (output.get("rope_parameters") or {}).get("rope_theta")  # the v4 spelling
     output["domino_config"] = {key: output.pop(key) for key in OWN_KEYS}
     output["dflash_config"] = nested
+    if output["draft_vocab_size"] is None:  # the key says that the checkpoint has a draft vocabulary
+        del output["draft_vocab_size"]
     return output
 
 

@@ -75,6 +75,7 @@ class DominoConfig(Qwen3Config):
         head_hidden_size: G, width of the head's state.
         pure_draft_prefix_len: the first drafts of a block that use the backbone's logits alone.
         candidate_pool_size: tokens per position that the head rescores, the backbone's best; `None`: all V.
+        draft_vocab_size: Vd, how many tokens the drafter proposes (see `vocabulary_domino`); `None`: all V.
         max_tree_nodes: the most draft tokens verified in one forward of the target.
         context_window: the most context positions that the drafter keeps; `None`: all of them.
         target_name: the target that the drafter was trained for.
@@ -97,6 +98,7 @@ class DominoConfig(Qwen3Config):
     head_hidden_size: int = 1024
     pure_draft_prefix_len: int = 1
     candidate_pool_size: int | None = 32
+    draft_vocab_size: int | None = None
     max_tree_nodes: int = 16
     context_window: int | None = None
     target_name: str | None = None
@@ -158,6 +160,11 @@ class DominoConfig(Qwen3Config):
         for name in ("head_rank", "head_hidden_size", "max_tree_nodes", "num_hidden_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.draft_vocab_size is not None and not 1 <= self.draft_vocab_size <= self.vocab_size:
+            raise ValueError(
+                f"draft_vocab_size must be None or between 1 and vocab_size {self.vocab_size}, got "
+                f"{self.draft_vocab_size}."
+            )
         for name in ("candidate_pool_size", "context_window"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be None or at least 1, got {getattr(self, name)}.")

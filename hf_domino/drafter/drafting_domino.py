@@ -56,6 +56,9 @@ class DraftingSession:
             first, last = effective_weight(drafter.embed_proj[0]), effective_weight(drafter.embed_proj[2])
             self._hidden_in, self._state_in = first.split([self.config.hidden_size, self.config.head_hidden_size], 1)
             self._out = last
+        self._token_ids = drafter.draft_token_ids
+        if self._token_ids is not None:
+            self._head_rows = target.head_rows(self._token_ids, like)
 
     def observe(self, tapped_BST: torch.Tensor, counts: list[int]) -> None:
         """Adds verified positions to the context.
@@ -135,6 +138,8 @@ class DraftingSession:
             candidates = pool.size
             parents, choices = best // candidates, best % candidates
             tokens = pool.ids[:, j].gather(1, choices)
+            if self._token_ids is not None:
+                tokens = self._token_ids[tokens]
             levels.append((tokens, parents, path_logprobs))
             if encoder is not None and j + 1 < depth:
                 rows = parents + torch.arange(batch, device=device)[:, None] * frontier
@@ -147,7 +152,11 @@ class DraftingSession:
         return DraftLevels(*(torch.stack(parts, dim=1) for parts in zip(*padded)))
 
     def _candidate_pool(self, hidden_BJH: torch.Tensor) -> "_Pool":
-        logits = self.target.base_logits(hidden_BJH) / self.temperature
+        if self._token_ids is None:
+            logits = self.target.base_logits(hidden_BJH)
+        else:
+            logits = F.linear(hidden_BJH, self._head_rows).float()
+        logits = logits / self.temperature
         size = min(self.config.candidate_pool_size or logits.shape[-1], logits.shape[-1])
         if size == logits.shape[-1]:
             ids = torch.arange(size, device=logits.device).expand(logits.shape)

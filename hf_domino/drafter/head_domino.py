@@ -105,13 +105,13 @@ PREFIX_ENCODERS: dict[str, tuple[str, Any]] = {
 
 
 class LowRankCorrection(nn.Sequential):
-    """`W2 · SiLU(W1 · [z ; s])`, to be added to the base logits. W1: (H+G) -> R, W2: R -> V, no bias."""
+    """`W2 · SiLU(W1 · [z ; s])`, to be added to the base logits. W1: (H+G) -> R, W2: R -> V (or Vd), no bias."""
 
     def __init__(self, config: DominoConfig):
         super().__init__(
             nn.Linear(config.hidden_size + config.head_hidden_size, config.head_rank, bias=False),
             nn.SiLU(),
-            nn.Linear(config.head_rank, config.vocab_size, bias=False),
+            nn.Linear(config.head_rank, config.draft_vocab_size or config.vocab_size, bias=False),
         )
 
     def features(self, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:

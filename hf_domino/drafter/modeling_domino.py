@@ -26,6 +26,7 @@ from .configuration_domino import DominoConfig
 from .context_domino import ContextMemory
 from .head_domino import PREFIX_ENCODERS, LowRankCorrection
 from .integration_domino import install
+from .vocabulary_domino import buffers_from_tokens, check_buffers, token_ids
 
 if TYPE_CHECKING:
     from .candidate_generator_domino import DominoCandidateGenerator
@@ -100,6 +101,9 @@ class DominoDraftModel(PreTrainedModel):
             name, encoder = PREFIX_ENCODERS[config.head_type]
             setattr(self, name, encoder(config))
             self.embed_proj = LowRankCorrection(config)
+        if config.draft_vocab_size is not None:
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
+            self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
         self.gradient_checkpointing = False
         self.drafting_stats = None
         self.use_tree = True  # false: transformers' own assisted loop, one chain
@@ -121,6 +125,32 @@ class DominoDraftModel(PreTrainedModel):
             nn.init.orthogonal_(module.weight_hh_l0)
         elif isinstance(module, LowRankCorrection):
             nn.init.zeros_(module[2].weight)  # an untrained head corrects nothing
+
+    @property
+    def draft_token_ids(self) -> torch.Tensor | None:
+        """The tokens that this drafter proposes, `[Vd]`, or `None` for all of the vocabulary."""
+        return None if self.config.draft_vocab_size is None else token_ids(self.d2t)
+
+    @torch.no_grad()
+    def restrict_vocabulary(self, tokens: torch.Tensor) -> None:
+        """Restricts the drafter to a draft vocabulary, for good: the head's last matrix keeps only these rows.
+
+        Args:
+            tokens: distinct token ids, `[Vd]`.
+
+        Raises:
+            ValueError: ids are repeated or outside the vocabulary, or the drafter is restricted already.
+        """
+        if self.config.draft_vocab_size is not None:
+            raise ValueError(f"This drafter has a draft vocabulary of {self.config.draft_vocab_size} tokens already.")
+        d2t, t2d = buffers_from_tokens(tokens.cpu(), self.config.vocab_size)
+        self.config.draft_vocab_size = d2t.numel()
+        self.register_buffer("d2t", d2t.to(self.device))
+        self.register_buffer("t2d", t2d.to(self.device))
+        if self.config.head_type != "none":
+            last = self.embed_proj[2]
+            last.weight = nn.Parameter(last.weight[self.draft_token_ids].clone())
+            last.out_features = d2t.numel()
 
     def project_context(self, tapped_BST: torch.Tensor) -> torch.Tensor:
         """The target's tapped states, concatenated `[B, S, M·H]`, as the drafter's context `[B, S, H]`."""
@@ -186,6 +216,8 @@ class DominoDraftModel(PreTrainedModel):
             pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
         )
         check_loading(info, model.config.head_type)
+        if model.config.draft_vocab_size is not None:
+            check_buffers(model.d2t, model.t2d)
         # Saved under the community's names, whatever prefixes the file had.
         model._weight_conversions = None
         return (model, info) if output_loading_info else model

@@ -49,6 +49,11 @@ class Target:
         weight = self.embedding
         return F.embedding(token_ids.to(weight.device), weight).to(device=like.device, dtype=like.dtype)
 
+    def head_rows(self, token_ids: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Rows of the output head, `[Vd, H]`, on the device and in the dtype of `like`: the head of a draft vocabulary."""
+        weight = self.output_head.weight
+        return weight[token_ids.to(weight.device)].to(device=like.device, dtype=like.dtype)
+
     def base_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The target's output head over block states: `[..., V]`, in float32, on the drafter's device.
 

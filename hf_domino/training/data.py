@@ -1,9 +1,11 @@
 """Training text on disk: shards of token ids, loss masks and, if wanted, the target's tapped states.
 
-A shard is one safetensors file of concatenated sequences: `input_ids [N]`, `loss_mask [N]`, `offsets [n + 1]` and
-optionally `tapped_states [N, M·H]` (bfloat16). `data.json` beside them tells where they come from.
+A shard is one safetensors file of n concatenated sequences: `input_ids [N]`, `loss_mask [N]`, `offsets [n + 1]` and
+optionally `tapped_states [N, M·H]` (bfloat16) and `source_rows [n]` (the prompts' numbers: what a resumed run skips).
+`data.json` beside them tells where they come from.
 """
 
+import gzip
 import json
 from collections.abc import Iterator
 from itertools import pairwise
@@ -76,6 +78,12 @@ class ShardDataset(Dataset):
         return item
 
     @property
+    def provenance(self) -> dict[str, Any]:
+        """What `data.json` says, or nothing where there is none."""
+        path = self.folder / PROVENANCE
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    @property
     def lengths(self) -> list[int]:
         limit = self.max_length or 1 << 60
         return [min(end - first, limit) for _, first, end in self._index]
@@ -99,8 +107,9 @@ def collate(items: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 def read_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Rows of a JSONL file."""
-    with open(path, encoding="utf-8") as lines:
+    """Rows of a JSONL file, gzipped if its name ends in `.gz`."""
+    opener = gzip.open if str(path).endswith(".gz") else open
+    with opener(path, "rt", encoding="utf-8") as lines:
         for line in lines:
             if line.strip():
                 yield json.loads(line)
