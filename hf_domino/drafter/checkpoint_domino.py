@@ -59,7 +59,8 @@ def drafter_fields(config: dict[str, Any]) -> dict[str, Any]:
     nested, own = dict(nested), config.pop("domino_config", None) or {}
     fields = {key: value for key, value in config.items() if key != "model_type"}
 
-    projector = nested.pop("projector_type", fields.pop("projector_type", "dflash")) or "dflash"
+    _take(fields, "projector_type", "projector_type", nested)
+    projector = fields.pop("projector_type", None) or "dflash"
     if projector not in HEAD_OF_PROJECTOR:
         raise ValueError(
             f"projector_type {projector!r} is another kind of drafter; this package loads "
@@ -70,7 +71,10 @@ def drafter_fields(config: dict[str, Any]) -> dict[str, Any]:
         _take(fields, field, key, nested)
     for key in _EITHER_PLACE:
         _take(fields, key, key, nested)
-    nested.pop("head_type", None)
+    for place in (nested, fields):  # named, but without a value
+        for key in (*NESTED_KEYS.values(), *_EITHER_PLACE, "projector_type"):
+            if key in place and place[key] is None:
+                del place[key]
     if nested:
         raise ValueError(
             f"dflash_config has {', '.join(map(repr, sorted(nested)))}, which this version does not know; loading "
@@ -85,22 +89,45 @@ def drafter_fields(config: dict[str, Any]) -> dict[str, Any]:
             )
         fields["shift_label"] = False  # plain DFlash has one convention only
     if fields["head_type"] == "none":
-        for field in ("head_rank", "head_hidden_size", "pure_draft_prefix_len"):
-            if fields.get(field) is None:
-                fields.pop(field, None)
+        required = ("mask_token_id", "target_layer_ids")
     else:
-        missing = [key for field, key in NESTED_KEYS.items() if fields.get(field) is None]
-        if missing:
-            raise ValueError(f"dflash_config lacks {', '.join(missing)}, without which the head cannot be built.")
+        required = tuple(NESTED_KEYS)
+    missing = [NESTED_KEYS[field] for field in required if fields.get(field) is None]
+    if missing:
+        raise ValueError(f"dflash_config lacks {', '.join(missing)}, without which the drafter cannot be built.")
     if fields.get("block_size") is None:
         raise ValueError("config.json has no `block_size`, neither at the top nor in dflash_config.")
     fields["tie_word_embeddings"] = False  # often left true by tools; a drafter has no embeddings to tie
     if not fields.get("num_target_layers"):
         raise ValueError("config.json has no `num_target_layers`: the depth of the target it was trained for.")
+    if "sliding_attention" in (fields.get("layer_types") or ()) and not fields.get("sliding_window"):
+        raise ValueError("config.json has layers of sliding_attention but no `sliding_window`: how far do they see?")
+    fields["rope_parameters"] = _rope_parameters(fields)
     unknown_own = sorted(set(own) - set(OWN_KEYS))
     if unknown_own:
         raise ValueError(f"domino_config has {', '.join(map(repr, unknown_own))}, which this version does not know.")
     return fields | own
+
+
+def _rope_parameters(fields: dict[str, Any]) -> dict[str, Any]:
+    """RoPE from the v5 spelling (`rope_parameters`) or the v4 one (`rope_theta`, `rope_scaling`), taken out of `fields`.
+
+    A drafter works only with the RoPE that it was trained with, so nothing is guessed.
+    """
+    theta = fields.pop("rope_theta", None)
+    given = [dict(rope) for key in ("rope_parameters", "rope_scaling") if (rope := fields.pop(key, None))]
+    thetas = {theta, *(rope.pop("rope_theta", None) for rope in given)} - {None}
+    for rope in given:
+        old_name = rope.pop("type", "default")
+        rope.setdefault("rope_type", old_name)
+    if len(thetas) > 1 or any(rope != given[0] for rope in given):
+        raise ValueError(
+            "config.json gives RoPE twice, with different values (rope_parameters; rope_theta and rope_scaling): keep "
+            "those that the drafter was trained with."
+        )
+    if not thetas:
+        raise ValueError("config.json has no `rope_theta`: add the one that the drafter was trained with.")
+    return {**(given[0] if given else {"rope_type": "default"}), "rope_theta": thetas.pop()}
 
 
 def _take(fields: dict[str, Any], field: str, key: str, nested: dict[str, Any]) -> None:

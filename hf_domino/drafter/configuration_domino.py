@@ -82,7 +82,8 @@ class DominoConfig(Qwen3Config):
         target_fingerprint: coarse fingerprint of the target's embedding (see `target_domino.fingerprint`).
 
     Raises:
-        ValueError: a field of the wrong type, out of range, or misspelt; the message names it.
+        StrictDataclassError: a field of the wrong type or out of range; the message names it.
+        ValueError: a misspelt field.
     """
 
     model_type = "domino"
@@ -115,6 +116,9 @@ class DominoConfig(Qwen3Config):
             raise ValueError(f"No drafter has {', '.join(absurd)}: this configuration is damaged or hostile.")
         if self.target_layer_ids is None:
             self.target_layer_ids = spread_taps(self.num_target_layers)
+        if "sliding_attention" in (self.layer_types or ()):
+            # Qwen3Config would drop the window of layers that are named sliding while the flag is left off.
+            self.use_sliding_window = True
         super().__post_init__(**kwargs)
 
     @property
@@ -141,6 +145,11 @@ class DominoConfig(Qwen3Config):
                 f"mask_token_id {self.mask_token_id} is also eos_token_id; choose a token that text never holds."
             )
 
+    def validate_window(self):
+        """Part of `@strict`'s validation."""
+        if "sliding_attention" in self.layer_types and not self.sliding_window:
+            raise ValueError("layer_types has sliding_attention, which needs a sliding_window of at least 1.")
+
     def validate_taps(self):
         """Part of `@strict`'s validation."""
         taps = self.target_layer_ids or []
@@ -157,6 +166,11 @@ class DominoConfig(Qwen3Config):
         """Part of `@strict`'s validation."""
         if self.tie_word_embeddings:
             raise ValueError("tie_word_embeddings must be false: a drafter has no embeddings of its own to tie.")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads "
+                f"({self.num_key_value_heads})."
+            )
         for name in ("head_rank", "head_hidden_size", "max_tree_nodes", "num_hidden_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
@@ -231,6 +245,14 @@ class DominoConfig(Qwen3Config):
             **ids,
         )
         return cls(**(fields | overrides))
+
+    @classmethod
+    def get_config_dict(cls, *args, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As for any configuration; community checkpoints name their model type "qwen3", which is no mistake."""
+        config_dict, kwargs = super().get_config_dict(*args, **kwargs)
+        if "dflash_config" in config_dict:
+            config_dict = {**config_dict, "model_type": cls.model_type}
+        return config_dict, kwargs
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs) -> "DominoConfig":

@@ -17,6 +17,7 @@ from .cost_domino import round_costs
 from .drafting_domino import DraftingSession
 from .emission_domino import Emission, judges_rows_apart
 from .lookup_domino import TextLookup
+from .packing_domino import packed_rows
 from .records_domino import ForwardRecords
 from .target_domino import Target
 from .tree_domino import DraftTree
@@ -31,7 +32,7 @@ _KNOWN_KWARGS = {
     "attention_mask", "cache", "inputs_embeds", "logits_to_keep", "output_attentions", "output_hidden_states",
     "position_ids", "use_cache",
 }  # fmt: skip
-_LONGEST_PAUSE = 32
+_LONGEST_PAUSE = 64
 
 
 def loop_applies(
@@ -41,6 +42,7 @@ def loop_applies(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     model_kwargs: dict[str, Any],
+    streamer: Any = None,
 ) -> bool:
     """Whether this loop gives exactly what plain generation would for this call."""
     positions = model_kwargs.get("position_ids")
@@ -60,7 +62,8 @@ def loop_applies(
         judges_rows_apart(logits_processor, stopping_criteria)
         and any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
         and not generation_config.return_dict_in_generate
-        and model_kwargs["cache"].get_seq_length() == 0
+        and streamer is None
+        and not getattr(model_kwargs["cache"], "_is_user_defined", False)
         and (window is None or generation_config.max_length < window)
         and "inputs_embeds" not in given
     )
@@ -98,12 +101,10 @@ class _Loop:
         self.limits = DraftLimits.of_call(drafter, generation_config)
         self.session = DraftingSession(drafter, self.view, self.limits.temperature)
         self.stats = drafter.drafting_stats = DraftingStats()
-        vocab_size = self.view.output_head.weight.shape[0]
-        self.emission = Emission(
-            input_ids, vocab_size, generation_config, logits_processor, stopping_criteria, streamer
-        )
+        self.emission = Emission(input_ids, generation_config, logits_processor, stopping_criteria, streamer)
         self.records = ForwardRecords(generation_config)
-        self.costs = round_costs(target, input_ids.shape[0])
+        self.packed = packed_rows(target, drafter)
+        self.costs = round_costs(target, drafter, input_ids.shape[0])
         self.max_nodes = drafter.config.max_tree_nodes
         self.rows = list(range(input_ids.shape[0]))
         self.lookups = [self._text_lookup(prompt.tolist()) for prompt in input_ids]
@@ -173,14 +174,17 @@ class _Loop:
 
     def round(self) -> None:
         started = time.perf_counter()
-        trees, offers = self._draft()
-        drafted = time.perf_counter()
-        outputs = self._verify(trees)
+        with self.packed:
+            trees, offers = self._draft()
+            drafted = time.perf_counter()
+            outputs = self._verify(trees)
         paths, done = self._emit(trees, outputs)
         ended = time.perf_counter()
         self.stats.draft_seconds += drafted - started
         self.stats.verify_seconds += ended - drafted
         self.costs.record_verify(max(len(tree) for tree in trees), ended - drafted)
+        if self.drafting:
+            self._judge_drafting(sum(map(len, paths)) / len(paths), ended - started)
         for row, tree, path, offer in zip(self.rows, trees, paths, offers, strict=True):
             self.stats.record(row, len(tree) - 1, max(tree.depths), len(path) - 1)
             self._learn(row, tree, path, offer)
@@ -192,10 +196,12 @@ class _Loop:
         trees = [DraftTree(anchor) for anchor in self.anchors]
         offers: list[tuple[list[int], int]] = [([], 0)] * len(trees)
         rooms = [self.limits.depth(self.emission.texts[row].length) for row in self.rows]
+        self.drafting = False
         if max(rooms) <= 0:
             return trees, offers
         scale = 1.0 if self.limits.constant else min(1.0, self.accepted / self.expected)
-        if self.pause == 0:
+        self.drafting = self.pause == 0
+        if self.drafting:
             started = time.perf_counter()
             self._observe()
             anchors = torch.tensor(self.anchors, device=self.slot_positions.device)
@@ -216,16 +222,19 @@ class _Loop:
         return [tree.best(count) for tree in trees], offers
 
     def _worthwhile(self, trees: list[DraftTree]) -> int:
-        """Nodes per sequence that are worth their rows; also plans how deep and whether to draft next."""
+        """Nodes per sequence that are worth their rows."""
         ranked = [[tree.probabilities[node] for node in tree.ranked()[: self.max_nodes]] for tree in trees]
         means = [sum(r[i] for r in ranked if i < len(r)) / len(ranked) for i in range(max(map(len, ranked)))]
-        count = self.costs.worthwhile(means)
-        if count == 0 and means:
-            self.failures += 1
-            self.pause = min(2 ** self.failures - 2, _LONGEST_PAUSE)
-        else:
+        return self.costs.worthwhile(means, self.drafting)
+
+    def _judge_drafting(self, tokens: float, seconds: float) -> None:
+        """Drafting that does not pay is left off for a while, longer each time."""
+        self.costs.record_drafted_round(tokens, seconds)
+        if self.limits.constant or self.costs.drafting_pays:
             self.failures = 0
-        return count
+        else:
+            self.failures += 1
+            self.pause = min(2**self.failures, _LONGEST_PAUSE)
 
     def _verify(self, trees: list[DraftTree]):
         """One forward of the target over all nodes of all trees."""
@@ -237,7 +246,7 @@ class _Loop:
         depths = torch.tensor([tree.depths + [0] * (nodes - len(tree)) for tree in trees], device=device)
         mask = None  # the model's own causal mask does for one unpadded chain
         if len(trees) > 1 or self.padded or not trees[0].is_chain:
-            mask = tree_attention_mask(self.model, trees, self.slot_positions, self.positions)
+            mask = tree_attention_mask(self.model, self.cache, trees, self.slot_positions, self.positions)
         inputs = self.model.prepare_inputs_for_generation(
             tokens,
             next_sequence_length=nodes,
@@ -275,7 +284,7 @@ class _Loop:
     def _learn(self, row: int, tree: DraftTree, path: list[int], offer: tuple[list[int], int]) -> None:
         """What this round says about the drafter's probabilities and the text's branches."""
         scale = min(1.0, self.accepted / self.expected)
-        if self.pause == 0 and len(tree) > 1:
+        if self.drafting and len(tree) > 1:
             self.expected += sum(tree.probabilities[1:]) / scale
             self.accepted += len(path) - 1
             self.depth = min(self.limits.tokens, max(max(tree.depths) + 2, len(path) + 1))

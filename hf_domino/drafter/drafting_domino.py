@@ -43,7 +43,7 @@ class DraftingSession:
     """
 
     def __init__(self, drafter: DominoDraftModel, target: Target, temperature: float = 1.0):
-        self.drafter = drafter
+        self.drafter = drafter.eval()  # dropout would use up the random numbers of sampling
         self.target = target
         self.temperature = temperature
         self.config = drafter.config
@@ -130,7 +130,7 @@ class DraftingSession:
                 if j >= self.config.pure_draft_prefix_len:
                     output = output.unflatten(0, (batch, frontier))
                     features = F.silu(from_hidden[:, j, None] + F.linear(output, self._state_in))
-                    correction = torch.matmul(features, pool.out_rows(self._out, j).mT).float()
+                    correction = _rowwise_product(features, pool.out_rows(self._out, j)).float()
                     scores = scores + correction / self.temperature
             logprobs = self._normalise(scores, pool.rest[:, j, None])  # [B, n or 1, C]
             paths = (path_logprobs[..., None] + logprobs).flatten(1)
@@ -170,6 +170,13 @@ class DraftingSession:
     def _normalise(self, scores: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the pool; the tokens outside it keep their base logits' mass."""
         return scores - torch.logaddexp(scores.logsumexp(-1), rest)[..., None]
+
+
+def _rowwise_product(features_BNR: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Features times the rows `[B, C, R]` or `[V, R]` of a matrix: `[B, N, C]`."""
+    if features_BNR.shape[0] == 1:  # a batched product of one costs several times a plain one on CPUs
+        return F.linear(features_BNR, rows.flatten(0, -2))
+    return torch.matmul(features_BNR, rows.mT)
 
 
 @dataclass

@@ -20,13 +20,22 @@ _ROWWISE = {
     "NoBadWordsLogitsProcessor", "NoRepeatNGramLogitsProcessor", "RepetitionPenaltyLogitsProcessor",
     "SequenceBiasLogitsProcessor", "StopStringCriteria", "SuppressTokensAtBeginLogitsProcessor",
     "SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopHLogitsWarper", "TopKLogitsWarper",
-    "TopPLogitsWarper", "TypicalLogitsWarper",
+    "TopPLogitsWarper", "TypicalLogitsWarper", "WatermarkLogitsProcessor",
 }  # fmt: skip
+# Criteria that transformers' assisted loop applies token by token; it asks all others after a whole block only.
+_WITHIN_BLOCKS = {"EosTokenCriteria", "MaxLengthCriteria", "MaxTimeCriteria"}
 
 
 def judges_rows_apart(logits_processor: LogitsProcessorList, stopping_criteria: StoppingCriteriaList) -> bool:
     """Whether a batch may be served with its sequences at different steps."""
     return all(type(part).__name__ in _ROWWISE for part in (*logits_processor, *stopping_criteria))
+
+
+def judges_blocks(logits_processor: LogitsProcessorList, stopping_criteria: StoppingCriteriaList) -> bool:
+    """Whether transformers' assisted loop, which also asks processors about drafts it then drops, changes nothing."""
+    return judges_rows_apart(logits_processor, stopping_criteria) and all(
+        type(criterion).__name__ in _WITHIN_BLOCKS for criterion in stopping_criteria
+    )
 
 
 class Text:
@@ -54,13 +63,11 @@ class Emission:
 
     Args:
         input_ids: the prompts `[B, L]`.
-        vocab_size: V of the target's logits.
     """
 
     def __init__(
         self,
         input_ids: torch.Tensor,
-        vocab_size: int,
         generation_config: GenerationConfig,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
@@ -71,9 +78,7 @@ class Emission:
         self.processor = logits_processor
         self.criteria = stopping_criteria
         self.streamer = streamer
-        self.noise = None
-        if generation_config.do_sample:
-            self.noise = SamplingNoise((input_ids.shape[0], vocab_size), input_ids.device)
+        self.noise = SamplingNoise(input_ids.shape[0]) if generation_config.do_sample else None
         recorded = generation_config.return_dict_in_generate
         self.scores: tuple | None = () if recorded and generation_config.output_scores else None
         self.logits: tuple | None = () if recorded and generation_config.output_logits else None

@@ -1,8 +1,8 @@
 """The hook into transformers. The only file that touches its private names.
 
-`GenerationMixin._get_candidate_generator` and `._assisted_decoding` are wrapped once. An assistant that offers
-`create_candidate_generator` (a Domino drafter, possibly inside a PEFT wrapper) is asked for its generator and gets our
-decoding loop where that applies; everything else goes to the originals, untouched.
+Three methods of `GenerationMixin` are wrapped once. An assistant that offers `create_candidate_generator` (a Domino
+drafter, possibly inside a PEFT wrapper) is checked against the target before anything runs, gets our decoding loop
+where that applies, and is asked for its generator otherwise; everything else goes to the originals, untouched.
 """
 
 import inspect
@@ -11,9 +11,11 @@ from typing import Any
 import transformers
 from transformers import GenerationMixin
 
-from .target_domino import check_pair, unwrap
+from .emission_domino import judges_blocks
+from .target_domino import check_pair, has_virtual_tokens, unwrap, warn_of_other_target
 
 _EXPECTED = {
+    "_validate_generation_mode": {"self", "generation_mode", "generation_config", "generation_mode_kwargs"},
     "_get_candidate_generator": {"self", "generation_config", "input_ids", "logits_processor", "assistant_model"},
     "_assisted_decoding": {
         "self", "input_ids", "logits_processor", "stopping_criteria", "generation_config", "assistant_model",
@@ -37,6 +39,7 @@ def install() -> None:
                 f"hf_domino hooks into GenerationMixin.{name}, which transformers {transformers.__version__} has "
                 "changed; install a version that hf-domino's requirements name, or upgrade hf-domino."
             )
+    _wrap("_validate_generation_mode", _validate_generation_mode)
     _wrap("_get_candidate_generator", _get_candidate_generator)
     _wrap("_assisted_decoding", _assisted_decoding)
 
@@ -66,6 +69,16 @@ def _wrap(name: str, replacement: Any) -> None:
 def _drafter_of(assistant_model: Any) -> Any | None:
     drafter = unwrap(assistant_model)
     return drafter if hasattr(drafter, "create_candidate_generator") else None
+
+
+def _validate_generation_mode(original, self, generation_mode, generation_config, generation_mode_kwargs):
+    drafter = _drafter_of(generation_mode_kwargs.get("assistant_model"))
+    if drafter is not None:
+        check_pair(self, drafter.config)
+        warn_of_other_target(self, drafter)
+        # The original compares vocabularies for assistants that have one of their own.
+        generation_mode_kwargs = {k: v for k, v in generation_mode_kwargs.items() if k != "assistant_model"}
+    return original(self, generation_mode, generation_config, generation_mode_kwargs)
 
 
 def _get_candidate_generator(original, self, *args, assistant_model=None, **kwargs):
@@ -99,16 +112,16 @@ def _assisted_decoding(
         arguments |= {"synced_gpus": synced_gpus, "streamer": streamer, "assistant_model": assistant_model}
         return original(self, input_ids, **arguments, **kwargs)
     model_kwargs = {k: v for k, v in kwargs.items() if k not in ("inputs_tensor", "assistant_tokenizer", "tokenizer")}
-    check_pair(self, drafter.config)
-    if drafter.use_tree and not synced_gpus and loop_applies(
-        self, input_ids, generation_config, logits_processor, stopping_criteria, model_kwargs
+    drafts = not has_virtual_tokens(self)
+    if drafts and drafter.use_tree and not synced_gpus and loop_applies(
+        self, input_ids, generation_config, logits_processor, stopping_criteria, model_kwargs, streamer
     ):
         return domino_decoding(
             self, drafter, input_ids, **arguments, model_kwargs=model_kwargs, streamer=streamer
         )
     arguments |= {"synced_gpus": synced_gpus, "streamer": streamer}
-    if input_ids.shape[0] > 1:
-        # transformers' assisted loop has no batches: the same text, without drafts.
+    if not drafts or input_ids.shape[0] > 1 or not judges_blocks(logits_processor, stopping_criteria):
+        # transformers' assisted loop has no batches and overruns these: the same text, without drafts.
         return self._sample(input_ids, **arguments, **model_kwargs)
     return original(self, input_ids, **arguments, assistant_model=assistant_model, **kwargs)
 

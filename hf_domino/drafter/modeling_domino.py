@@ -63,6 +63,9 @@ class DominoAttention(Qwen3Attention):
 
 
 class DominoLayer(Qwen3DecoderLayer):
+    # A checkpointed layer runs twice, and both times the context gives it the same keys and values.
+    _can_checkpoint_with_cache = True
+
     def __init__(self, config: DominoConfig, layer_idx: int):
         super().__init__(config, layer_idx)
         self.self_attn = DominoAttention(config, layer_idx)

@@ -10,20 +10,29 @@ class SamplingNoise:
     noise is drawn once for the whole batch and kept while a sequence still has to pass that step.
 
     Args:
-        shape: of the probabilities of one step, `[B, V]`.
+        batch_size: B of the call.
     """
 
-    def __init__(self, shape: tuple[int, int], device: torch.device):
-        self._shape = shape
-        self._device = device
+    def __init__(self, batch_size: int):
+        self._batch_size = batch_size
         self._drawn: list[torch.Tensor | None] = []
 
     def choose(self, probabilities_V: torch.Tensor, row: int, step: int) -> int:
-        """The token that plain sampling would draw for this sequence (its row in the whole batch) at this step."""
+        """The token that plain sampling would draw for this sequence (its row in the whole batch) at this step.
+
+        Raises:
+            RuntimeError: as plain sampling does, where the probabilities hold nan.
+        """
         while len(self._drawn) <= step:
-            self._drawn.append(torch.empty(self._shape, device=self._device).exponential_(1))
-        noise = self._drawn[step]
-        return int(torch.argmax(probabilities_V / noise[row]))
+            noise = probabilities_V.new_empty(self._batch_size, probabilities_V.shape[0])
+            self._drawn.append(noise.exponential_(1))
+        token = int((probabilities_V / self._drawn[step][row]).argmax())
+        if probabilities_V[token].isnan():  # argmax stops at these
+            raise RuntimeError(
+                "The probabilities of the next token hold nan, so none can be drawn: the processors may have excluded "
+                "every token, or the target's logits have overflowed."
+            )
+        return token
 
     def forget(self, before_step: int) -> None:
         """Frees the noise of steps that every sequence has passed."""

@@ -33,11 +33,23 @@ class ForwardRecords:
                 self.hidden_states += (tuple(states[:, node : node + 1] for states in outputs.hidden_states),)
             if self.attentions is not None:
                 path = paths[0][: step + 1]
-                self.attentions += (tuple(self._row(layer, node, path, num_nodes) for layer in outputs.attentions),)
+                self.attentions += (
+                    tuple(
+                        self._row(attention, node, path, num_nodes, getattr(layer, "sliding_window", None))
+                        for attention, layer in zip(outputs.attentions, outputs.cache.layers, strict=True)
+                    ),
+                )
 
     @staticmethod
-    def _row(attention: torch.Tensor, node: int, path: list[int], num_nodes: int) -> torch.Tensor:
-        """One node's attention over the context and its own path, `[1, heads, 1, T + step + 1]`."""
+    def _row(
+        attention: torch.Tensor, node: int, path: list[int], num_nodes: int, window: int | None
+    ) -> torch.Tensor:
+        """One node's attention over the context and its own path, `[1, heads, 1, T + step + 1]`.
+
+        Args:
+            window: entries that a sliding layer of the cache would have kept in plain generation.
+        """
         context = attention.shape[-1] - num_nodes
         row = attention[:, :, node : node + 1]
-        return torch.cat([row[..., :context], row[..., [context + n for n in path]]], dim=-1)
+        row = torch.cat([row[..., :context], row[..., [context + n for n in path]]], dim=-1)
+        return row if window is None else row[..., -window:]

@@ -1,6 +1,8 @@
 """Everything the drafter assumes about its target: raw embedding, output head, tapped states, and what fits it."""
 
-from typing import Any
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,12 @@ from transformers import PreTrainedModel
 
 from .configuration_domino import DominoConfig
 
+if TYPE_CHECKING:
+    from .modeling_domino import DominoDraftModel
+
 _FINGERPRINT_ROWS = 64
+_PADDED_TO = 64  # vocabularies are padded to a multiple of this,
+_MOST_PADDING = 1024  # by less than this
 
 
 class Target:
@@ -73,6 +80,11 @@ def check_pair(model: PreTrainedModel, config: DominoConfig) -> None:
     if model.config.is_encoder_decoder:
         raise ValueError("A Domino drafter needs a decoder-only target; this one is an encoder-decoder.")
     text = model.config.get_text_config()
+    if getattr(model, "_is_stateful", False) or "linear_attention" in (getattr(text, "layer_types", None) or ()):
+        raise ValueError(
+            f"{type(model).__name__} has recurrent layers, whose state cannot go back to where a draft was refused; "
+            "generate without assistant_model."
+        )
     if model.get_output_embeddings() is None:
         raise ValueError(f"{type(model).__name__} has no output head; load it with AutoModelForCausalLM.")
     differences = [
@@ -82,7 +94,7 @@ def check_pair(model: PreTrainedModel, config: DominoConfig) -> None:
             ("number of layers", text.num_hidden_layers, config.num_target_layers),
             ("vocabulary size", text.vocab_size, config.vocab_size),
         )
-        if ours != theirs
+        if ours != theirs and not (what == "vocabulary size" and _is_padding(ours, theirs))
     ]
     if differences:
         raise ValueError(
@@ -90,6 +102,37 @@ def check_pair(model: PreTrainedModel, config: DominoConfig) -> None:
             f"{getattr(model.config, '_name_or_path', None) or type(model).__name__}"
             f"{f' (this one was trained for {config.target_name})' if config.target_name else ''}."
         )
+
+
+def _is_padding(target_size: int, drafter_size: int) -> bool:
+    """Whether the target's vocabulary is the drafter's, padded for speed; the padding is never drafted."""
+    return target_size % _PADDED_TO == 0 and 0 < target_size - drafter_size < _MOST_PADDING
+
+
+_compared: "weakref.WeakKeyDictionary[DominoDraftModel, weakref.WeakSet]" = weakref.WeakKeyDictionary()
+
+
+def warn_of_other_target(model: PreTrainedModel, drafter: "DominoDraftModel") -> None:
+    """Warns, once for a pair, of a target that is not the one (or a descendant) that the drafter was trained for."""
+    config = drafter.config
+    compared = _compared.setdefault(drafter, weakref.WeakSet())
+    embedding = model.get_input_embeddings().weight
+    if not config.target_fingerprint or model in compared or embedding.is_meta:
+        return
+    compared.add(model)
+    if not matches_fingerprint(embedding[: config.vocab_size], config.target_fingerprint):
+        warnings.warn(
+            f"This drafter was trained for {config.target_name or 'another target'}, whose embeddings differ from "
+            f"those of {getattr(model.config, '_name_or_path', None) or type(model).__name__}: the output stays "
+            "right, but few drafts will be accepted, so expect little or no speed-up.",
+            stacklevel=4,
+        )
+
+
+def has_virtual_tokens(model: PreTrainedModel) -> bool:
+    """Whether a PEFT wrapper puts a learned prompt into the target's cache, where it has no place in the text."""
+    wrapper = getattr(model.prepare_inputs_for_generation, "__self__", None)
+    return bool(getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False))
 
 
 def fingerprint(embedding: torch.Tensor) -> list[float]:

@@ -36,11 +36,16 @@ def sliding_window(target: PreTrainedModel) -> int | None:
 
 
 def tree_attention_mask(
-    target: PreTrainedModel, trees: list[DraftTree], slot_positions_BT: torch.Tensor, anchors_B: torch.Tensor
+    target: PreTrainedModel,
+    cache: Cache,
+    trees: list[DraftTree],
+    slot_positions_BT: torch.Tensor,
+    anchors_B: torch.Tensor,
 ) -> "torch.Tensor | dict[str, torch.Tensor]":
     """The additive mask `[B, 1, N, T + N]` of draft trees behind a cached context, per layer type where the target has.
 
     Args:
+        cache: whose sliding layers, if it has such, hold the window only.
         trees: one per sequence; N is the largest one's nodes.
         slot_positions_BT: position of the token in each of the T cached slots; -1 where a slot is empty.
         anchors_B: position of each anchor.
@@ -57,9 +62,10 @@ def tree_attention_mask(
     positions_BN = anchors_B[:, None] + depths.to(device)
     block = block.to(device)
     window = sliding_window(target)
+    slides = any(cache.is_sliding)  # a cache made without the target's configuration keeps everything
 
     def additive(window: int | None) -> torch.Tensor:
-        kept = slot_positions_BT if window is None else slot_positions_BT[:, -(window - 1) :]
+        kept = slot_positions_BT if window is None or not slides else slot_positions_BT[:, -(window - 1) :]
         context = (kept >= 0)[:, None].expand(-1, nodes, -1)
         own = block
         if window is not None:

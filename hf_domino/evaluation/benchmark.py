@@ -1,6 +1,7 @@
 """The benchmark: methods side by side on the same prompts, one after another on each, to one record."""
 
 import random
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,36 +55,45 @@ class Settings:
         return {"max_new_tokens": self.max_new_tokens, **sampling}
 
 
-def run(contenders: Contenders, prompts: list[Prompt], settings: Settings, output: str | Path) -> dict[str, Any]:
+def run(
+    contenders: Contenders, prompts: list[Prompt], settings: Settings, output: str | Path, seconds: float | None = None
+) -> dict[str, Any]:
     """Measures, and writes the record.
 
     For each prompt the methods follow one another, in an order that is drawn anew, so that drifts of the machine meet
     all alike. The first call of each method, on the longest prompt, is left out. A prompt that is finished is kept
     in a file beside the record; the same call again goes on after it.
 
+    Args:
+        seconds: begin no further prompt after so long; `None`: measure all of them.
+
     Returns:
         The record, with the rows of single calls under "rows".
     """
-    hashes = {label: [p.hash for p in prompts if p.set == label] for label in dict.fromkeys(p.set for p in prompts)}
     surroundings = environment(contenders.model)
     identity = {
-        "settings": asdict(settings), "prompts": hashes,
+        "settings": asdict(settings), "prompts": _hashes(prompts),
         "environment": {key: value for key, value in surroundings.items() if key != "date"},
     }
     partial = PartialResults(output, identity)
+    started = time.monotonic()
     methods, unavailable = _available(contenders, prompts, settings)
     units = _units(prompts, settings.batch_size)
     rows: list[dict[str, Any]] = []
+    finished: list[Prompt] = []
     for number, unit in enumerate(tqdm(units, desc="prompts", unit="prompt")):
         name = f"{number}:{'+'.join(prompt.hash for prompt in unit)}"
+        if rows and seconds is not None and time.monotonic() - started > seconds:
+            break
         if name not in partial.finished:
             partial.add(name, _measure_unit(name, unit, contenders, methods, settings))
         rows += partial.finished[name]
+        finished += unit
     drafter = contenders.drafters.get("")
     record = {
         "environment": surroundings,
         "settings": asdict(settings),
-        "prompts": hashes,
+        "prompts": _hashes(finished),
         "cost_of_a_draft_round": None if drafter is None else {
             "domino": asdict(count_round(contenders.model, drafter)),
             "straightforward": asdict(count_straightforward_round(contenders.model, drafter)),
@@ -98,6 +108,13 @@ def run(contenders: Contenders, prompts: list[Prompt], settings: Settings, outpu
     write_record(output, record)
     partial.discard()
     return record
+
+
+def _hashes(prompts: list[Prompt]) -> dict[str, list[str]]:
+    hashes: dict[str, list[str]] = {}
+    for prompt in prompts:
+        hashes.setdefault(prompt.set, []).append(prompt.hash)
+    return hashes
 
 
 def _units(prompts: list[Prompt], batch_size: int) -> list[list[Prompt]]:

@@ -91,46 +91,53 @@ def count_dispatches(action: Callable[[], Any]) -> RoundCost:
     )
 
 
-def count_round(model: PreTrainedModel, drafter: DominoDraftModel, width: int = 1) -> RoundCost:
-    """One round of the drafter's own, some rounds into a text: new context, block, chain (or tree), tokens to the host.
+def prepared_round(model: PreTrainedModel, drafter: DominoDraftModel, width: int = 1) -> Callable[[], Any]:
+    """A round of the drafter's own, some rounds into a text, ready to be run (again): new context, block, chain or
+    tree, tokens to the host.
 
     Args:
         width: paths kept per level; 1 for the chain.
     """
-    target = Target(model, drafter.config)
-    session = DraftingSession(drafter, target)
+    session = DraftingSession(drafter, Target(model, drafter.config))
+    anchor = torch.zeros(1, dtype=torch.long, device=model.device)
 
-    def one_round(tapped: torch.Tensor) -> None:
+    def one_round(tapped: torch.Tensor) -> Any:
         session.observe(tapped, [tapped.shape[1]])
-        session.propose(_anchor(model), drafter.config.max_drafts, width).to_host()
+        return session.propose(anchor, drafter.config.max_drafts, width).to_host()
 
-    return _count_later_round(model, drafter, one_round)
+    return _some_rounds_in(drafter, one_round)
+
+
+def count_round(model: PreTrainedModel, drafter: DominoDraftModel, width: int = 1) -> RoundCost:
+    """The cost of one round of the drafter's own (see `prepared_round`)."""
+    return count_dispatches(prepared_round(model, drafter, width))
 
 
 def count_straightforward_round(model: PreTrainedModel, drafter: DominoDraftModel) -> RoundCost | None:
-    """One round of the straightforward loop; `None` for heads that it is not written for."""
+    """The cost of one round of the straightforward loop; `None` for heads that it is not written for."""
     if drafter.config.head_type != "gru":
         return None
     drafting = StraightforwardDrafting(drafter, Target(model, drafter.config))
+    anchor = torch.zeros(1, dtype=torch.long, device=model.device)
     depth = drafter.config.max_drafts
-    return _count_later_round(model, drafter, lambda tapped: drafting.round(tapped, _anchor(model), depth))
+    return count_dispatches(_some_rounds_in(drafter, lambda tapped: drafting.round(tapped, anchor, depth)))
 
 
-def _anchor(model: PreTrainedModel) -> torch.Tensor:
-    return torch.zeros(1, dtype=torch.long, device=model.device)
-
-
-def _count_later_round(
-    model: PreTrainedModel, drafter: DominoDraftModel, one_round: Callable[[torch.Tensor], None]
-) -> RoundCost:
-    """After a prompt's states and a few rounds, as most rounds are."""
+def _some_rounds_in(drafter: DominoDraftModel, one_round: Callable[[torch.Tensor], Any]) -> Callable[[], Any]:
+    """A later round: after a prompt's states and two rounds of a few accepted tokens, as most rounds are."""
     like = drafter.fc.weight
     generator = torch.Generator().manual_seed(0)
 
     def states(positions: int) -> torch.Tensor:
         return torch.randn(1, positions, drafter.fc.in_features, generator=generator).to(like)
 
-    for positions in (32, 3, 3):
-        one_round(states(positions))
+    with torch.no_grad():
+        for positions in (32, 3, 3):
+            one_round(states(positions))
     new = states(3)
-    return count_dispatches(lambda: one_round(new))
+
+    def run() -> Any:
+        with torch.no_grad():
+            return one_round(new)
+
+    return run

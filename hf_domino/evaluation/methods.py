@@ -52,7 +52,7 @@ class Method:
         if self.drafter is None or self.use_tree is None:
             yield self.arguments
             return
-        before, self.drafter.use_tree = getattr(self.drafter, "use_tree", True), self.use_tree
+        before, self.drafter.use_tree = self.drafter.use_tree, self.use_tree
         try:
             yield self.arguments
         finally:

@@ -34,5 +34,5 @@ def variant(drafter: DominoDraftModel, **changes: Any) -> DominoDraftModel:
     changed.load_state_dict({name: shared[name] for name in expected}, assign=True)
     changed.rotary_emb = drafter.rotary_emb  # its frequencies are no part of the state
     changed.generation_config = copy.deepcopy(drafter.generation_config)
-    changed.use_tree = getattr(drafter, "use_tree", True)
+    changed.use_tree = drafter.use_tree
     return changed.train(drafter.training)

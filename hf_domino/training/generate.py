@@ -76,8 +76,10 @@ class Generator:
         seed: int = 0,
         refill: int | None = None,
     ):
-        kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
-        window = getattr(model.config.get_text_config(), "sliding_window", None)
+        text = model.config.get_text_config()
+        window = getattr(text, "sliding_window", None)
+        default = ["full_attention"] if window is None else ["sliding_attention"]
+        kinds = set(getattr(text, "layer_types", None) or default)
         if kinds - {"full_attention", "sliding_attention"} or (
             "sliding_attention" in kinds and window is not None and window < max_length
         ):

@@ -1,4 +1,4 @@
-"""`PackedLoss`: from a batch with blocks to its loss sums, in one module, so that DDP and autocast enclose all of it."""
+"""`PackedLoss`: from a batch with blocks to its loss sums, in one module that DDP and autocast can enclose."""
 
 from typing import Any
 

@@ -51,7 +51,7 @@ class PrepareArguments:
     greedy_share: float = field(default=0.65, metadata={"help": "Share of the prompts answered greedily."})
     temperature: float = field(default=0.8, metadata={"help": "For the others."})
     max_new_tokens: int = field(default=256, metadata={"help": "The longest answer."})
-    max_length: int = field(default=512, metadata={"help": "The longest prompt and answer; longer prompts are left out."})
+    max_length: int = field(default=512, metadata={"help": "The longest prompt and answer together."})
     batch_size: int = field(default=64, metadata={"help": "Sequences decoded together."})
     tapped_states: bool = field(
         default=False, metadata={"help": "Store the target's tapped states too: several epochs then cost no forward."}
@@ -91,7 +91,7 @@ def prepare(arguments: PrepareArguments, model: Any, tokenizer: Any) -> dict[str
     job(arguments, model, tokenizer, writer, exclusion, found)
     writer.extra = {
         "exclusion": {
-            "files": [file_digest(path) for path in arguments.exclude],
+            "files": _sources(arguments.exclude),
             "evaluation_prompts": exclusion.count,
             "shared_words_in_a_row": NGRAM,
             "prompts_checked": found.checked,
@@ -116,12 +116,16 @@ class Found:
 def _settings(arguments: PrepareArguments, model: Any, tokenizer: Any) -> dict[str, Any]:
     settings = {key: value for key, value in asdict(arguments).items() if key not in _PACE}
     for key in ("prompts", "responses", "exclude"):
-        settings[key] = [file_digest(path) if Path(path).is_file() else path for path in settings[key]]
+        settings[key] = _sources(settings[key])
     return settings | {
         "target": arguments.target or getattr(model.config, "_name_or_path", None) or type(model).__name__,
         "target_fingerprint": fingerprint(model.get_input_embeddings().weight),
         "chat_template_sha256": hashlib.sha256((tokenizer.chat_template or "").encode()).hexdigest(),
     }
+
+
+def _sources(names: list[str]) -> list[Any]:
+    return [file_digest(name) if Path(name).is_file() else name for name in names]
 
 
 def _usable(prompts: Iterable[Prompt], writer: ShardWriter, exclusion: Exclusion, found: Found) -> Iterator[Prompt]:

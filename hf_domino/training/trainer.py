@@ -55,6 +55,11 @@ class DominoTrainer(Trainer):
                 f"train_block_size must lie between 2 and the drafter's block_size ({config.block_size}), got "
                 f"{self.block_size}."
             )
+        if getattr(config, "draft_vocab_size", None) is not None:
+            raise ValueError(
+                "Training needs the whole vocabulary, and this drafter is restricted to a draft vocabulary. Train one "
+                "that is not (a sampled softmax costs as little: frequent_tokens), and restrict it afterwards."
+            )
         self.curriculum = Curriculum(args.base_share, args.handover_share, args.final_base_weight)
         self.num_drafts = self.block_size - config.row_offset
         self.gamma = args.decay_gamma or default_gamma(self.block_size)
@@ -63,6 +68,8 @@ class DominoTrainer(Trainer):
             model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, data_collator=collate,
             **kwargs,
         )
+        if self.is_fsdp_enabled:
+            raise ValueError("DominoTrainer shares its work by DDP (torchrun), not by FSDP; unset fsdp.")
         # The loss comes normalised over the whole step: Trainer must not divide it again.
         self.model_accepts_loss_kwargs = True
         self.target = target.eval().requires_grad_(False)
@@ -76,7 +83,7 @@ class DominoTrainer(Trainer):
             counts = train_dataset.token_counts(config.vocab_size)
             frequent = counts.topk(min(args.frequent_tokens, counts.numel())).indices
         self.packed_loss = PackedLoss(
-            model, Target(target, config), self.block_size, self.gamma, frequent, args.random_tokens, args.chunk_blocks
+            model, self.view, self.block_size, self.gamma, frequent, args.random_tokens, args.chunk_blocks
         )
         for layer in unwrap(model).layers:
             layer._can_checkpoint_with_cache = True  # a PackedContext is only read
@@ -93,8 +100,7 @@ class DominoTrainer(Trainer):
         drafter = self.model
         self.model = self.model_wrapped = self.packed_loss
         prepared = super()._prepare_for_training(*args, **kwargs)
-        if self.model is self.packed_loss:
-            self.model = drafter
+        self.model = drafter
         return prepared
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
@@ -176,12 +182,11 @@ class DominoTrainer(Trainer):
         """The drafter in the community's layout, and the record of how it was trained."""
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
-            folder = Path(output_dir or self.args.output_dir)
-            (folder / RECORD).write_text(json.dumps(self.full_record(), indent=2, default=str) + "\n")
+            self.write_record(output_dir or self.args.output_dir)
 
-    def full_record(self) -> dict[str, Any]:
-        """Every setting of this run, and how far it has come."""
-        return {
+    def write_record(self, folder: str | Path) -> None:
+        """Every setting of this run, and how far it has come, as `training.json`."""
+        record = {
             **self.record,
             "training_args": self.args.to_dict(),
             "block_size": self.block_size,
@@ -191,3 +196,4 @@ class DominoTrainer(Trainer):
             "skipped_sequences": self.skipped_sequences,
             "log_history": self.state.log_history,
         }
+        (Path(folder) / RECORD).write_text(json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8")

@@ -1,0 +1,166 @@
+"""One training run, from its settings to a saved drafter."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import yaml
+from transformers import PreTrainedModel
+from transformers.trainer_utils import get_last_checkpoint
+
+from hf_domino.drafter.configuration_domino import DominoConfig
+from hf_domino.drafter.modeling_domino import DominoDraftModel
+from hf_domino.drafter.target_domino import check_pair, fingerprint
+
+from .acceptance import HeldOutPrompts
+from .arguments import DominoTrainingArguments
+from .data import ShardDataset, chat_tokens
+from .exclusion import file_digest
+from .prompts import read_prompts
+from .trainer import DominoTrainer
+from .warm_start import start_from_target
+
+FINAL = "final"
+
+
+@dataclass
+class RunArguments:
+    """What `scripts/train.py` takes besides the trainer's arguments."""
+
+    data: str = field(metadata={"help": "Folder of shards, made by scripts/prepare_data.py."})
+    target: str | None = field(
+        default=None, metadata={"help": "Path or Hub id of the target; default: the embedded SmolLM2-135M-Instruct."}
+    )
+    target_dtype: str = field(default="bfloat16", metadata={"help": "The target's dtype."})
+    init_from: str | None = field(
+        default=None, metadata={"help": "Drafter to go on from: a folder or a Hub id. Its shape is kept."}
+    )
+    warm_start: bool = field(
+        default=True, metadata={"help": "A new drafter starts from the target's last layers rather than at random."}
+    )
+    drafter: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Fields of a new drafter's DominoConfig, as name=value (in YAML: a mapping)."},
+    )
+    max_length: int | None = field(default=None, metadata={"help": "Longer sequences are cut at the end."})
+    held_out: str | None = field(
+        default=None, metadata={"help": "JSONL of prompts that training never sees: accepted length is measured there."}
+    )
+    held_out_limit: int = field(default=16, metadata={"help": "Use that many of them, spread over the file."})
+    save_dtype: str = field(default="bfloat16", metadata={"help": "Of the final drafter's weights."})
+    max_shard_size: str = field(default="5GB", metadata={"help": "Of the final drafter's weight files."})
+    draft_vocab_size: int | None = field(
+        default=None,
+        metadata={"help": "Restrict the final drafter to the training text's most frequent tokens; default: all."},
+    )
+    resume: bool = field(default=True, metadata={"help": "Go on from output_dir's last checkpoint if there is one."})
+
+    @property
+    def drafter_fields(self) -> dict[str, Any]:
+        """`drafter`, parsed.
+
+        Raises:
+            ValueError: an entry without `=`.
+        """
+        fields = {}
+        for entry in self.drafter:
+            name, found, value = entry.partition("=")
+            if not found:
+                raise ValueError(f"drafter takes name=value, got {entry!r}.")
+            fields[name] = yaml.safe_load(value)
+        return fields
+
+
+def train(
+    run: RunArguments, args: DominoTrainingArguments, target: PreTrainedModel, tokenizer: Any = None
+) -> DominoTrainer:
+    """Trains, and saves the drafter in `output_dir/final`, in the community's layout.
+
+    Args:
+        tokenizer: the target's; needed for held-out prompts only.
+
+    Raises:
+        ValueError: target, drafter and data do not fit one another.
+    """
+    dataset = ShardDataset(run.data, run.max_length)
+    checkpoint = get_last_checkpoint(args.output_dir) if run.resume and Path(args.output_dir).is_dir() else None
+    torch.manual_seed(args.seed)
+    drafter = _drafter(run, target, dataset, warm=checkpoint is None)
+    _check_data(dataset, drafter.config, target)
+    record = {
+        "run": asdict(run),
+        "drafter_config": drafter.config.to_dict(),
+        "data": dataset.provenance,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+    held_out = None
+    if run.held_out:
+        held_out = _held_out(run, tokenizer)
+        record["held_out"] = file_digest(run.held_out) | {"prompts": len(held_out)}
+    trainer = DominoTrainer(drafter, target, args, dataset, held_out, record)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    if args.should_save:
+        export(run, drafter, dataset, trainer)
+    trainer.accelerator.wait_for_everyone()
+    return trainer
+
+
+def export(run: RunArguments, drafter: DominoDraftModel, dataset: ShardDataset, trainer: DominoTrainer) -> None:
+    """The finished drafter, as users load it."""
+    folder = Path(trainer.args.output_dir) / FINAL
+    dtype = getattr(torch, run.save_dtype)
+    finished = DominoDraftModel(DominoConfig.from_dict(drafter.config.to_dict()))
+    finished.load_state_dict(drafter.state_dict())
+    if run.draft_vocab_size is not None:
+        counts = dataset.token_counts(drafter.config.vocab_size)
+        finished.restrict_vocabulary(counts.topk(run.draft_vocab_size).indices.sort().values)
+    finished.to(dtype).save_pretrained(folder, max_shard_size=run.max_shard_size)
+    trainer.write_record(folder)
+
+
+def _drafter(run: RunArguments, target: PreTrainedModel, dataset: ShardDataset, warm: bool) -> DominoDraftModel:
+    """A drafter in float32: the optimizer's steps are lost in bfloat16 weights."""
+    if run.init_from is not None:
+        if run.drafter:
+            raise ValueError("A drafter that training goes on from keeps its shape: give init_from or drafter fields.")
+        drafter = DominoDraftModel.from_pretrained(run.init_from, dtype=torch.float32)
+        check_pair(target, drafter.config)
+    else:
+        fields = run.drafter_fields
+        if "target_layer_ids" not in fields and dataset.has_states:
+            stored = dataset.provenance.get("settings", {}).get("target_layer_ids")
+            fields |= {"target_layer_ids": stored} if stored else {}
+        drafter = DominoDraftModel(DominoConfig.for_target(target.config, **fields))
+        if run.warm_start and warm:  # a checkpoint to resume from brings its own weights
+            start_from_target(drafter, target, dataset[0]["input_ids"][None])
+    config = drafter.config
+    config.target_name = run.target or config.target_name
+    config.target_fingerprint = fingerprint(target.get_input_embeddings().weight)
+    return drafter
+
+
+def _check_data(dataset: ShardDataset, config: DominoConfig, target: PreTrainedModel) -> None:
+    settings = dataset.provenance.get("settings", {})
+    stored = settings.get("target_fingerprint")
+    if stored is not None and stored != fingerprint(target.get_input_embeddings().weight):
+        raise ValueError(
+            f"The data in {dataset.folder} is the text of another target ({settings.get('target')}): a drafter learns "
+            "to imitate the target it is trained for. Make data with this one (scripts/prepare_data.py)."
+        )
+    if dataset.has_states:
+        width = dataset[0]["tapped_states"].shape[-1]
+        wanted = len(config.target_layer_ids) * config.hidden_size
+        layers = settings.get("target_layer_ids", config.target_layer_ids)
+        if width != wanted or layers != config.target_layer_ids:
+            raise ValueError(
+                f"The tapped states in {dataset.folder} are {width} wide, of layers {layers}; the drafter taps "
+                f"{config.target_layer_ids}, {wanted} wide. Set target_layer_ids to match, or make new data."
+            )
+
+
+def _held_out(run: RunArguments, tokenizer: Any) -> HeldOutPrompts:
+    prompts = [prompt.turns[0] for prompt in read_prompts([run.held_out])]
+    step = max(1, len(prompts) // run.held_out_limit)
+    return HeldOutPrompts([chat_tokens(tokenizer, text)[0] for text in prompts[::step][: run.held_out_limit]])
