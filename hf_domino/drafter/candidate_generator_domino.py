@@ -1,4 +1,4 @@
-"""`DominoCandidateGenerator`: a Domino drafter in transformers' own assisted decoding loop (one chain, one sequence)."""
+"""`DominoCandidateGenerator`: a drafter in transformers' own assisted decoding loop (one chain, one sequence)."""
 
 import math
 import time
@@ -15,7 +15,6 @@ from .target_domino import Target
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList, PreTrainedModel
-    from transformers.utils import ModelOutput
 
     from .modeling_domino import DominoDraftModel
 
@@ -100,11 +99,11 @@ class DominoCandidateGenerator(CandidateGenerator):
         self,
         input_ids: torch.LongTensor,
         model_kwargs: dict[str, Any] | None = None,
-        model_outputs: "ModelOutput | None" = None,
+        model_outputs: Any = None,
         is_first_iteration: bool = False,
         n_last_matches: int | torch.Tensor = 0,
         **kwargs: Any,
-    ) -> tuple[torch.LongTensor, None]:
+    ) -> tuple[torch.Tensor, None]:
         """The text and a draft after it, `[1, S + drafts]`. The first call comes before the prefill: no draft."""
         if is_first_iteration or model_outputs is None:
             return input_ids, None

@@ -89,7 +89,7 @@ def drafter_fields(config: dict[str, Any]) -> dict[str, Any]:
             )
         fields["shift_label"] = False  # plain DFlash has one convention only
     if fields["head_type"] == "none":
-        required = ("mask_token_id", "target_layer_ids")
+        required: tuple[str, ...] = ("mask_token_id", "target_layer_ids")
     else:
         required = tuple(NESTED_KEYS)
     missing = [NESTED_KEYS[field] for field in required if fields.get(field) is None]
@@ -170,6 +170,7 @@ def engine_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "model_type": "qwen3",
         "architectures": ["DFlashDraftModel"],
         **{key: config.get(key) for key in ENGINE_KEYS},
+        **{key: config[key] for key in ("draft_vocab_size",) if config.get(key) is not None},
         "rope_scaling": scaling and {key: value for key, value in scaling.items() if key != "rope_theta"},
         "torch_dtype": config.get("dtype"),
     }

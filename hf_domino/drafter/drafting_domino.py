@@ -109,6 +109,7 @@ class DraftingSession:
         """
         depth = min(depth, self.config.max_drafts)
         hidden = self.block_states(anchors_B)[:, self.config.row_offset : self.config.row_offset + depth]
+        hidden = hidden.contiguous()  # products of a strided slice are run as batched ones, several times slower
         batch, device = hidden.shape[0], hidden.device
         pool = self._candidate_pool(hidden)
         like = self.drafter.hidden_norm.weight

@@ -62,7 +62,7 @@ class PrefixAttention(nn.Module):
             num_key_value_heads=width // 32,
             head_dim=32,
             rms_norm_eps=config.rms_norm_eps,
-            attn_implementation="sdpa",
+            attn_implementation="sdpa",  # type: ignore[call-arg]
         )
         self.hidden_size = width
         self.in_proj = nn.Linear(2 * config.hidden_size, width, bias=False)

@@ -62,7 +62,7 @@ def _wrap(name: str, replacement: Any) -> None:
 
     setattr(method, _MARK, original)
     method.__name__, method.__doc__ = name, original.__doc__
-    method.__signature__ = inspect.signature(original)
+    setattr(method, "__signature__", inspect.signature(original))  # noqa: B010
     setattr(GenerationMixin, name, method)
 
 

@@ -17,7 +17,7 @@ class TextLookup:
         self.text: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
         # Tokens offered and accepted by n-gram length; the prior says that a longer match is a better one.
-        self._offered = {n: 4.0 for n in range(1, max_ngram + 1)}
+        self._offered = dict.fromkeys(range(1, max_ngram + 1), 4.0)
         self._accepted = {n: 4.0 * n / (n + 2.0) for n in range(1, max_ngram + 1)}
 
     def extend(self, tokens: Sequence[int]) -> None:

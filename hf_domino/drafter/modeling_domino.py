@@ -29,7 +29,7 @@ from .integration_domino import install
 from .vocabulary_domino import buffers_from_tokens, check_buffers, token_ids
 
 if TYPE_CHECKING:
-    from .candidate_generator_domino import DominoCandidateGenerator
+    from .candidate_generator_domino import DominoCandidateGenerator, DraftingStats
 
 
 class DominoRotaryEmbedding(Qwen3RotaryEmbedding):
@@ -39,8 +39,8 @@ class DominoRotaryEmbedding(Qwen3RotaryEmbedding):
         exact = self.inv_freq
         super()._apply(fn, recurse)
         if self.inv_freq.dtype != exact.dtype:
-            self.inv_freq = exact.to(self.inv_freq.device)
-            self.original_inv_freq = self.inv_freq.clone()
+            self.inv_freq = exact.to(self.inv_freq.device)  # type: ignore[assignment]
+            self.original_inv_freq = self.inv_freq.clone()  # type: ignore[assignment]
         return self
 
 
@@ -108,7 +108,7 @@ class DominoDraftModel(PreTrainedModel):
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
             self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
         self.gradient_checkpointing = False
-        self.drafting_stats = None
+        self.drafting_stats: DraftingStats | None = None  # of the last `generate`
         self.use_tree = True  # false: transformers' own assisted loop, one chain
         # Read by transformers' pipelines, and by us for num_assistant_tokens and its schedule.
         self.generation_config = GenerationConfig()
@@ -126,8 +126,9 @@ class DominoDraftModel(PreTrainedModel):
         if isinstance(module, nn.GRU):
             nn.init.xavier_uniform_(module.weight_ih_l0)
             nn.init.orthogonal_(module.weight_hh_l0)
-        elif isinstance(module, LowRankCorrection):
-            nn.init.zeros_(module[2].weight)  # an untrained head corrects nothing
+        elif hasattr(self, "embed_proj") and module is self.embed_proj[2]:
+            # An untrained head corrects nothing. (transformers asks only for modules that hold weights themselves.)
+            nn.init.zeros_(module.weight)
 
     @property
     def draft_token_ids(self) -> torch.Tensor | None:
@@ -151,7 +152,7 @@ class DominoDraftModel(PreTrainedModel):
         self.register_buffer("d2t", d2t.to(self.device))
         self.register_buffer("t2d", t2d.to(self.device))
         if self.config.head_type != "none":
-            last = self.embed_proj[2]
+            last: Any = self.embed_proj[2]
             last.weight = nn.Parameter(last.weight[self.draft_token_ids].clone())
             last.out_features = d2t.numel()
 
@@ -215,9 +216,10 @@ class DominoDraftModel(PreTrainedModel):
         prefixes = "|".join(prefix.replace(".", r"\.") for prefix in TENSOR_PREFIXES)
         kwargs.setdefault("key_mapping", {rf"^(?:{prefixes})+": ""})
         kwargs.setdefault("use_safetensors", True)  # a pickle runs code
-        model, info = super().from_pretrained(
+        loaded: Any = super().from_pretrained(
             pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
         )
+        model, info = loaded
         check_loading(info, model.config.head_type)
         if model.config.draft_vocab_size is not None:
             check_buffers(model.d2t, model.t2d)

@@ -26,7 +26,9 @@ class SamplingNoise:
         while len(self._drawn) <= step:
             noise = probabilities_V.new_empty(self._batch_size, probabilities_V.shape[0])
             self._drawn.append(noise.exponential_(1))
-        token = int((probabilities_V / self._drawn[step][row]).argmax())
+        noise_of_step = self._drawn[step]
+        assert noise_of_step is not None, "a sequence never returns to a step that all have passed"
+        token = int((probabilities_V / noise_of_step[row]).argmax())
         if probabilities_V[token].isnan():  # argmax stops at these
             raise RuntimeError(
                 "The probabilities of the next token hold nan, so none can be drawn: the processors may have excluded "

@@ -1,4 +1,4 @@
-"""Cheap rows on CPUs without bf16 arithmetic: linear layers of a few rows through FBGEMM's packed half-precision kernel.
+"""Cheap rows on CPUs without bf16 arithmetic: a few rows at once through FBGEMM's packed half-precision kernel.
 
 Speculative decoding lives on a forward over several rows costing little more than over one. On x86 CPUs without bf16
 instructions torch breaks that: one bf16 row runs a fast matrix-vector kernel, several rows an emulated product that
@@ -68,7 +68,7 @@ def _packed_forwards(model: nn.Module) -> list[tuple[nn.Module, Callable[[torch.
     layers = [m for m in layers if m.weight.device.type == "cpu" and m.weight.dtype in (torch.bfloat16, torch.float32)]
     if sum(2 * layer.weight.numel() for layer in layers) > _LARGEST_MEMORY_SHARE * _physical_memory():
         return []
-    forwards = []
+    forwards: list[tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]] = []
     for layer in layers:
         entry = _kept.get(layer)
         if entry is None or entry[0]() is not layer.weight or entry[1] != layer.weight._version:

@@ -33,7 +33,7 @@ class Target:
         self.model = model
         self.config = config
         check_pair(model, config)
-        self.embedding: torch.Tensor = model.get_input_embeddings().weight
+        self.embedding = input_embedding(model)
         self.output_head = model.get_output_embeddings()
 
     @property
@@ -57,7 +57,7 @@ class Target:
         return F.embedding(token_ids.to(weight.device), weight).to(device=like.device, dtype=like.dtype)
 
     def head_rows(self, token_ids: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Rows of the output head, `[Vd, H]`, on the device and in the dtype of `like`: the head of a draft vocabulary."""
+        """Rows of the output head, `[Vd, H]`, on the device and in the dtype of `like`."""
         weight = self.output_head.weight
         return weight[token_ids.to(weight.device)].to(device=like.device, dtype=like.dtype)
 
@@ -116,7 +116,7 @@ def warn_of_other_target(model: PreTrainedModel, drafter: "DominoDraftModel") ->
     """Warns, once for a pair, of a target that is not the one (or a descendant) that the drafter was trained for."""
     config = drafter.config
     compared = _compared.setdefault(drafter, weakref.WeakSet())
-    embedding = model.get_input_embeddings().weight
+    embedding = input_embedding(model)
     if not config.target_fingerprint or model in compared or embedding.is_meta:
         return
     compared.add(model)
@@ -151,6 +151,12 @@ def matches_fingerprint(embedding: torch.Tensor, expected: list[float], toleranc
     if len(found) != len(expected):
         return False
     return sum(abs(a - b) for a, b in zip(found, expected, strict=True)) / len(found) < tolerance
+
+
+def input_embedding(model: PreTrainedModel) -> torch.Tensor:
+    """The target's input embedding matrix, `[V, H]`."""
+    weight: Any = model.get_input_embeddings().weight
+    return weight
 
 
 def unwrap(model: Any) -> Any:

@@ -97,6 +97,7 @@ def keep_path(cache: Cache, num_nodes: int, paths: list[list[int]]) -> None:
             continue
         for row, path in moves:
             for states in (layer.keys, layer.values):
+                assert states is not None  # of an initialised layer
                 block = states[row, :, states.shape[2] - num_nodes :]
                 block[:, : len(path)] = block[:, path]
     # Also where nothing is dropped: sliding layers shrink back to their window here.

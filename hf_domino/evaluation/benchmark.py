@@ -42,7 +42,7 @@ class Settings:
     def __post_init__(self) -> None:
         self.methods = list(dict.fromkeys(["plain", *self.methods]))
         if self.max_new_tokens < 2:
-            raise ValueError(f"max_new_tokens must be at least 2 (the prefill gives the first), got {self.max_new_tokens}.")
+            raise ValueError(f"max_new_tokens must be at least 2: the prefill gives one, got {self.max_new_tokens}.")
         if self.temperature < 0:
             raise ValueError(f"temperature must not be negative, got {self.temperature}.")
         if self.batch_size < 1:

@@ -14,7 +14,7 @@ from .methods import Contenders
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that `load_contenders` reads."""
     group = parser.add_argument_group("models")
-    group.add_argument("--model", help="target: folder or Hub id (default: the small one the project ships a drafter for)")
+    group.add_argument("--model", help="target: folder or Hub id (default: the one the project ships a drafter for)")
     group.add_argument("--drafter", help="Domino drafter for it: folder or Hub id (default: the one shipped)")
     group.add_argument("--drafters", nargs="*", default=[], metavar="LABEL=PATH",
                        help="further drafters, for methods such as domino:LABEL")

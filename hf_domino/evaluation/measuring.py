@@ -86,7 +86,6 @@ class _Watched:
 
     def _watch(self, generator: Any) -> Any:
         propose, update = generator.get_candidates, generator.update_candidate_strategy
-        needs_prefill = generator.requires_model_outputs
         calls = 0
         drafted = verifying_since = 0
 
@@ -101,8 +100,7 @@ class _Watched:
             return candidates, logits
 
         def update_candidate_strategy(input_ids, scores, num_matches):
-            # Generators that need no states of the target draft before the prefill already, which then verifies.
-            if calls > 1 or not needs_prefill:
+            if calls > 1:  # the first is the prefill, for which some generators draft already
                 self.verify_seconds += time.perf_counter() - verifying_since
                 self.drafted.append(drafted)
                 self.accepted.append(int(num_matches))

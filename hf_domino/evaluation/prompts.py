@@ -66,7 +66,8 @@ def _parse(line: str, default_set: str, where: str) -> Prompt:
     if not isinstance(turns, list) or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ValueError(f"{where} has neither `prompt` (text) nor `turns` (a list of texts).")
     category = row.get("category")
-    return Prompt(row.get("set") or ("mt_bench" if category in _MT_BENCH else category) or default_set, tuple(turns), row)
+    task = "mt_bench" if category in _MT_BENCH else category
+    return Prompt(row.get("set") or task or default_set, tuple(turns), row)
 
 
 def conversation_ids(tokenizer: PreTrainedTokenizerBase, turns: list[str], answers: list[str]) -> list[int]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from hf_domino.drafter.modeling_domino import DominoDraftModel
 from hf_domino.drafter.target_domino import Target
+from hf_domino.drafter.vocabulary_domino import token_ids
 
 
 class StraightforwardDrafting:
@@ -24,6 +25,7 @@ class StraightforwardDrafting:
         self.drafter = drafter
         self.target = target
         self.caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.token_ids = None if drafter.config.draft_vocab_size is None else token_ids(drafter.d2t)
         # A plain module: the drafter's own may step in other ways.
         self.gru = nn.GRU(drafter.config.hidden_size, drafter.config.head_hidden_size, bias=False, batch_first=True)
         self.gru.weight_ih_l0, self.gru.weight_hh_l0 = drafter.prefix_gru.weight_ih_l0, drafter.prefix_gru.weight_hh_l0
@@ -51,6 +53,8 @@ class StraightforwardDrafting:
         positions = torch.arange(seen, seen + config.block_size, device=like.device)[None]
         hidden = self.drafter(embeds, positions, self)
         base = self.target.base_logits(hidden)
+        if self.token_ids is not None:
+            base = base[..., self.token_ids]
         state, token, drafts = None, anchor_B[:, None], []
         for k in range(depth):
             output, state = self.gru(self.target.embed(token, like), state)
@@ -59,6 +63,8 @@ class StraightforwardDrafting:
                 row = hidden[:, k + config.row_offset]
                 logits = logits + self.drafter.embed_proj(torch.cat([row, output[:, 0]], dim=-1))
             token = logits.argmax(dim=-1, keepdim=True)
+            if self.token_ids is not None:
+                token = self.token_ids[token]
             drafts.append(token)
         return torch.cat(drafts, dim=1)[0].tolist()
 

@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from hf_domino.drafter.modeling_domino import DominoDraftModel
 
@@ -11,7 +12,7 @@ from hf_domino.drafter.modeling_domino import DominoDraftModel
 def variant(drafter: DominoDraftModel, **changes: Any) -> DominoDraftModel:
     """A drafter with the same weights and other configuration values; no weight is copied.
 
-    `head_type="none"` gives the plain DFlash drafter in it. Weights that the change leaves without a place are left out.
+    `head_type="none"` gives the plain DFlash drafter in it. Weights that then have no place are left out.
 
     Raises:
         ValueError: an unknown field, a value that does not fit, or a change that would need weights that are not there.
@@ -21,7 +22,10 @@ def variant(drafter: DominoDraftModel, **changes: Any) -> DominoDraftModel:
         if not hasattr(config, name):
             raise ValueError(f"A drafter's configuration has no field {name!r}.")
         setattr(config, name, value)
-    config.validate()
+    try:
+        config.validate()
+    except StrictDataclassError as error:
+        raise ValueError(f"Changing {', '.join(changes)}: {error}") from error
     with torch.device("meta"):
         changed = DominoDraftModel(config)
     shared = drafter.state_dict(keep_vars=True)

@@ -3,6 +3,7 @@
 Records are plain JSON; docs/publishing.md lists their fields. Figures in them come from benchmark records.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,7 @@ def _architecture(config: DominoConfig) -> dict[str, Any]:
         f"{config.head_type}, width {config.head_hidden_size}, rank {config.head_rank}"
     )
     predicts = "the token after it" if config.shift_label else "the token at its own place"
+    draft_vocabulary = config.draft_vocab_size
     return {
         "Backbone": f"{config.num_hidden_layers} Qwen3-style layers, hidden size {config.hidden_size}, "
                     f"{config.num_attention_heads} heads, {config.num_key_value_heads} key/value heads",
@@ -109,7 +111,7 @@ def _architecture(config: DominoConfig) -> dict[str, Any]:
         "Tapped layers of the target": f"{', '.join(map(str, config.target_layer_ids))} "
                                        f"of {config.num_target_layers} (0-based)",
         "Mask token": config.mask_token_id,
-        "Vocabulary": config.vocab_size,
+        "Vocabulary": f"{config.vocab_size}, of which {draft_vocabulary or 'all'} are drafted",
         "RoPE base": config.rope_parameters["rope_theta"],
     }
 
@@ -124,9 +126,10 @@ def _render(template: str, data: Any, fields: Mapping[str, Any]) -> str:
         keep_trailing_newline=True,
     )
     try:
-        return environment.get_template(f"{template}.md.jinja").render(card_data=data.to_yaml(), **fields)
+        text = environment.get_template(f"{template}.md.jinja").render(card_data=data.to_yaml(), **fields)
     except jinja2.UndefinedError as error:
         raise ValueError(f"The card's record is not complete: {error}; docs/publishing.md lists its fields.") from error
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
 
 
 def _refuse_empty(value: Any) -> Any:

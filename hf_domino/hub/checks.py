@@ -15,6 +15,7 @@ from . import layout
 from .checksums import wrong_checksums
 
 _MAX_TEXT_BYTES = 4 * 2**20
+_VOCABULARY = {"d2t", "t2d"}  # integers and truths: no weights
 _DTYPES = {"F64", "F32", "F16", "BF16"}
 
 
@@ -160,8 +161,9 @@ def _check_weights(report: FolderReport, config: DominoConfig) -> None:
     _check_index(report, names)
     for path in paths:
         with safe_open(path, framework="pt") as file:
-            report.dtypes |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    report.parameters = sum(tensor.numel() for tensor in expected.values())
+            names = set(file.keys()) - _VOCABULARY
+            report.dtypes |= {file.get_slice(name).get_dtype() for name in names}
+    report.parameters = sum(tensor.numel() for name, tensor in expected.items() if name not in _VOCABULARY)
     if report.dtypes - _DTYPES:
         report.problems.append(f"Weights are {', '.join(sorted(report.dtypes))}; a drafter's are floating point.")
 

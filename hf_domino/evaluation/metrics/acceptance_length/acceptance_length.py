@@ -6,9 +6,9 @@ import datasets
 import evaluate
 
 _DESCRIPTION = """
-Acceptance length (tau): mean tokens that one forward of the target yields, the target's own token (the "bonus") included
-and the forward over the prompt left out. 1.0 means that no draft was ever accepted. Some papers leave the bonus out;
-their number is this one less 1.
+Acceptance length (tau): mean tokens that one forward of the target yields, the target's own token (the "bonus")
+included and the forward over the prompt left out. 1.0 means that no draft was ever accepted. Some papers leave the
+bonus out; their number is this one less 1.
 """
 _INPUTS = """
 Args:

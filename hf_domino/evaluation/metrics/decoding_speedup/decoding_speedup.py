@@ -38,9 +38,9 @@ def decoding_speedup(method: Sequence[float], baseline: Sequence[float]) -> dict
     """
     if len(method) != len(baseline) or not len(method):
         raise ValueError(f"Expected as many rates of both, one per prompt, got {len(method)} and {len(baseline)}.")
-    ratios = np.asarray(method, dtype=float) / np.asarray(baseline, dtype=float)
-    if not (np.isfinite(ratios) & (ratios > 0)).all():
+    if not all(0 < rate < np.inf for rate in [*method, *baseline]):
         raise ValueError("Rates must be positive.")
+    ratios = np.asarray(method, dtype=float) / np.asarray(baseline, dtype=float)
     return {"speedup": float(np.median(ratios)), "speedup_ci95": bootstrap_interval(ratios)}
 
 

@@ -1,0 +1,65 @@
+"""Shards on disk: what is written is what is read, and a folder holds data of one kind."""
+
+import json
+
+import pytest
+import torch
+
+from hf_domino.training.data import PROVENANCE, ShardDataset, collate
+from hf_domino.training.shards import ShardWriter
+
+
+def states(length: int) -> torch.Tensor:
+    return torch.arange(length * 4).view(length, 4).bfloat16()
+
+
+def test_round_trip(tmp_path):
+    writer = ShardWriter(tmp_path, {"seed": 1}, shard_tokens=8)
+    writer.add([([5, 6, 7], [8, 9], states(5))], 0)
+    writer.add([([5], [8, 9, 10], states(3))], 4)  # as generation gives it: no state for the last token
+    writer.add([([6], [3], states(2)), ([6, 3, 7], [4], states(4))], 2)
+    writer.flush()
+    dataset = ShardDataset(tmp_path)
+    assert len(dataset.files) == 2 and len(dataset) == 4
+    assert dataset.lengths == [5, 4, 2, 4]
+    assert dataset[0]["loss_mask"].tolist() == [False] * 3 + [True] * 2
+    assert torch.equal(dataset[0]["tapped_states"], states(5))
+    assert torch.equal(dataset[1]["tapped_states"][:3], states(3))
+    assert dataset[1]["tapped_states"][3].abs().sum() == 0
+    assert dataset.token_counts(12).nonzero()[:, 0].tolist() == [3, 4, 8, 9, 10]
+    assert dataset.provenance["counts"] == {"sequences": 4, "tokens": 15, "supervised_tokens": 7}
+
+
+def test_a_second_writer_goes_on(tmp_path):
+    first = ShardWriter(tmp_path, {"seed": 1}, shard_tokens=4)
+    first.add([([5, 6], [8, 9], None)], 3)
+    second = ShardWriter(tmp_path, {"seed": 1}, shard_tokens=4)
+    assert second.done == {3}
+    second.add([([5, 6], [8, 9], None)], 4)
+    second.flush()
+    assert len(ShardDataset(tmp_path)) == 2
+    assert json.loads((tmp_path / PROVENANCE).read_text())["counts"]["sequences"] == 2
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_other_settings_are_refused(tmp_path):
+    ShardWriter(tmp_path, {"seed": 1, "target": "a"}).flush()
+    with pytest.raises(ValueError, match="other settings.*target"):
+        ShardWriter(tmp_path, {"seed": 1, "target": "b"})
+
+
+def test_an_empty_folder_says_how_to_fill_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match="prepare_data"):
+        ShardDataset(tmp_path)
+
+
+def test_collate_pads_on_the_right(tmp_path):
+    writer = ShardWriter(tmp_path, {})
+    writer.add([([5, 6, 7], [8, 9], states(5)), ([5], [8], states(2))], 0)
+    writer.flush()
+    dataset = ShardDataset(tmp_path, max_length=4)
+    batch = collate([dataset[0], dataset[1]])
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8], [5, 8, 0, 0]]
+    assert batch["loss_mask"].int().tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
+    assert batch["lengths"].tolist() == [4, 2] and batch["index"].tolist() == [0, 1]
+    assert batch["tapped_states"].shape == (2, 4, 4)
