@@ -7,11 +7,12 @@ Importing the package registers its classes with transformers' Auto classes and 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from .drafter.configuration_domino import DominoConfig
+from .drafter.finding_domino import find_drafters
 from .drafter.integration_domino import install, uninstall
 from .drafter.modeling_domino import DominoDraftModel
 
 __version__ = "0.1.0"
-__all__ = ["DominoConfig", "DominoDraftModel", "install", "uninstall"]
+__all__ = ["DominoConfig", "DominoDraftModel", "find_drafters", "install", "uninstall"]
 
 AutoConfig.register("domino", DominoConfig, exist_ok=True)
 AutoModel.register(DominoConfig, DominoDraftModel, exist_ok=True)

@@ -38,6 +38,9 @@ class Options:
     drafter: str | None = field(default=None, metadata={"help": "Path or Hub id of the drafter (default: ours)."})
     dtype: str = field(default="bfloat16", metadata={"help": "Of the target: bfloat16, float32, float16."})
     threads: int | None = field(default=None, metadata={"help": "CPU threads (default: torch's choice)."})
+    always_draft: bool = field(
+        default=False, metadata={"help": "Verify full drafts in every round, also where that does not pay here."}
+    )
     seed: int = field(default=0, metadata={"help": "Set before each answer that is sampled."})
     output: str | None = field(
         default=None, metadata={"help": "With --compare: a JSON file for all that was measured."}
@@ -97,6 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.set_num_threads(options.threads)
 
     pair = load_default_pair(dtype, options.model, options.drafter)
+    if options.always_draft:
+        pair[2].generation_config.num_assistant_tokens_schedule = "constant"
     if not called.compare:
         for text in texts:
             if len(texts) > 1:

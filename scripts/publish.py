@@ -11,6 +11,7 @@ from pathlib import Path
 from hf_domino import DominoDraftModel
 from hf_domino.hub import complete, inspect_staged, plan_push, push, stage, try_drafter
 from hf_domino.hub.layout import RECORD
+from hf_domino.hub.results import result_of_benchmark
 
 PROMPT = "Explain in a few sentences why the sky is blue."
 
@@ -64,7 +65,7 @@ def read_record(options: argparse.Namespace) -> dict:
     path = options.record or options.folder / RECORD
     record = json.loads(path.read_text(encoding="utf-8"))
     for benchmark in options.benchmark:
-        record.setdefault("results", []).append(json.loads(benchmark.read_text(encoding="utf-8")))
+        record.setdefault("results", []).append(result_of_benchmark(json.loads(benchmark.read_text(encoding="utf-8"))))
     return record
 
 

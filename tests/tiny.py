@@ -83,7 +83,7 @@ def skilled_drafter(target: PreTrainedModel, head_type: str = "gru", **overrides
     fields = dict(initializer_range=0.05, head_rank=96, pure_draft_prefix_len=0)
     drafter = tiny_drafter(target, head_type, **(fields | overrides))
     torch.nn.init.normal_(drafter.embed_proj[0].weight, std=0.3)
-    for name, parameter in drafter.prefix_encoder.named_parameters():
+    for parameter in drafter.prefix_encoder.parameters():
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.3)
     fit_head(drafter, target)

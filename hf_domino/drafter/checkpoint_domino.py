@@ -110,7 +110,7 @@ def drafter_fields(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope_parameters(fields: dict[str, Any]) -> dict[str, Any]:
-    """RoPE from the v5 spelling (`rope_parameters`) or the v4 one (`rope_theta`, `rope_scaling`), taken out of `fields`.
+    """Takes RoPE out of `fields`: the v5 spelling (`rope_parameters`) or the v4 one (`rope_theta`, `rope_scaling`).
 
     A drafter works only with the RoPE that it was trained with, so nothing is guessed.
     """

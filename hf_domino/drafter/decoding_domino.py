@@ -142,7 +142,7 @@ class _Loop:
         length = int(self.cache.get_seq_length())
         device = input_ids.device
         self.slot_positions = torch.arange(length, device=device).repeat(len(self.rows), 1)
-        self.padded = padding_mask is not None
+        self.has_empty_slots = padding_mask is not None
         if padding_mask is not None:
             self.slot_positions = self.slot_positions.masked_fill(padding_mask[:, :length] == 0, -1)
         # Two counts: in the cache as plain generation would fill it (masks), and as the model was told (rotation).
@@ -244,8 +244,8 @@ class _Loop:
         device = self.slot_positions.device
         tokens = torch.tensor([tree.tokens + tree.tokens[:1] * (nodes - len(tree)) for tree in trees], device=device)
         depths = torch.tensor([tree.depths + [0] * (nodes - len(tree)) for tree in trees], device=device)
-        mask = None  # the model's own causal mask does for one unpadded chain
-        if len(trees) > 1 or self.padded or not trees[0].is_chain:
+        mask = None  # the model's own causal mask does for one chain behind an unbroken context
+        if len(trees) > 1 or self.has_empty_slots or not trees[0].is_chain:
             mask = tree_attention_mask(self.model, self.cache, trees, self.slot_positions, self.positions)
         inputs = self.model.prepare_inputs_for_generation(
             tokens,
@@ -310,6 +310,7 @@ class _Loop:
         tapped = self.view.tapped_states(outputs.hidden_states)
         counts = [len(path) for path in paths]
         longest = max(counts)
+        self.has_empty_slots |= min(counts) < longest
         device = self.slot_positions.device
         index = torch.tensor([path + [0] * (longest - len(path)) for path in paths], device=tapped.device)
         kept = tapped.gather(1, index[..., None].expand(-1, -1, tapped.shape[-1]))

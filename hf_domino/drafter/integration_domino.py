@@ -100,8 +100,6 @@ def _assisted_decoding(
     assistant_model=None,
     **kwargs,
 ):
-    from .decoding_domino import domino_decoding, loop_applies  # modeling imports this file, and they modeling
-
     arguments = {
         "logits_processor": logits_processor,
         "stopping_criteria": stopping_criteria,
@@ -113,12 +111,10 @@ def _assisted_decoding(
         return original(self, input_ids, **arguments, **kwargs)
     model_kwargs = {k: v for k, v in kwargs.items() if k not in ("inputs_tensor", "assistant_tokenizer", "tokenizer")}
     drafts = not has_virtual_tokens(self)
-    if drafts and drafter.use_tree and not synced_gpus and loop_applies(
-        self, input_ids, generation_config, logits_processor, stopping_criteria, model_kwargs, streamer
-    ):
-        return domino_decoding(
-            self, drafter, input_ids, **arguments, model_kwargs=model_kwargs, streamer=streamer
-        )
+    if drafts and not synced_gpus:
+        result = drafter.decode_for(self, input_ids, **arguments, model_kwargs=model_kwargs, streamer=streamer)
+        if result is not None:
+            return result
     arguments |= {"synced_gpus": synced_gpus, "streamer": streamer}
     if not drafts or input_ids.shape[0] > 1 or not judges_blocks(logits_processor, stopping_criteria):
         # transformers' assisted loop has no batches and overruns these: the same text, without drafts.

@@ -206,6 +206,18 @@ class DominoDraftModel(PreTrainedModel):
 
         return DominoCandidateGenerator(self, target, **kwargs)
 
+    def decode_for(self, target: PreTrainedModel, input_ids: torch.Tensor, **arguments: Any) -> Any | None:
+        """Our decoding loop for one `generate` call of the target, or `None` where transformers' own has to run.
+
+        A method of the drafter, so that a drafter from a Hub repo runs its own copy of the loop whichever copy of the
+        hook is installed.
+        """
+        from .decoding_domino import domino_decoding, loop_applies
+
+        if not self.use_tree or not loop_applies(target, input_ids, **arguments):
+            return None
+        return domino_decoding(target, self, input_ids, **arguments)
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, output_loading_info: bool = False, **kwargs):
         """As for any model, but a tensor that is missing, left over or of another shape is an error, not a warning.

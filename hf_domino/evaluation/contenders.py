@@ -38,7 +38,7 @@ def load_contenders(arguments: argparse.Namespace) -> Contenders:
     if arguments.model is not None and arguments.drafter is None:
         raise ValueError("--model needs a --drafter that was made for it.")
     dtype = getattr(torch, arguments.dtype, None)
-    if not isinstance(dtype, torch.dtype):
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"--dtype is float32, bfloat16 or float16, got {arguments.dtype!r}.")
     model, tokenizer, drafter = load_default_pair(dtype, arguments.model, arguments.drafter)
     model = model.to(arguments.device).eval()

@@ -112,7 +112,7 @@ def _architecture(config: DominoConfig) -> dict[str, Any]:
                                        f"of {config.num_target_layers} (0-based)",
         "Mask token": config.mask_token_id,
         "Vocabulary": f"{config.vocab_size}, of which {draft_vocabulary or 'all'} are drafted",
-        "RoPE base": config.rope_parameters["rope_theta"],
+        "RoPE base": (config.rope_parameters or {}).get("rope_theta"),
     }
 
 

@@ -161,8 +161,8 @@ def _check_weights(report: FolderReport, config: DominoConfig) -> None:
     _check_index(report, names)
     for path in paths:
         with safe_open(path, framework="pt") as file:
-            names = set(file.keys()) - _VOCABULARY
-            report.dtypes |= {file.get_slice(name).get_dtype() for name in names}
+            weights = set(file.keys()) - _VOCABULARY
+            report.dtypes |= {file.get_slice(name).get_dtype() for name in weights}
     report.parameters = sum(tensor.numel() for name, tensor in expected.items() if name not in _VOCABULARY)
     if report.dtypes - _DTYPES:
         report.problems.append(f"Weights are {', '.join(sorted(report.dtypes))}; a drafter's are floating point.")

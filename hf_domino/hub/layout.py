@@ -21,7 +21,10 @@ AUTO_MAP = {
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-DATA_FILES = {CONFIG, INDEX, CARD, CHECKSUMS, RECORD, "generation_config.json", "LICENSE", "NOTICE", ".gitattributes"}
+DATA_FILES = {
+    CONFIG, INDEX, CARD, CHECKSUMS, RECORD, "generation_config.json", "training.json", "LICENSE", "NOTICE",
+    ".gitattributes",
+}
 PICTURES = re.compile(r"(?:[\w-]+/)?[\w.-]+\.(?:png|svg)")
 
 

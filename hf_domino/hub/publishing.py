@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
@@ -93,7 +94,7 @@ def _commit(api: HfApi, plan: Push, message: str) -> str:
         try:
             head = api.model_info(plan.repo_id).sha
             parent = parent or head
-            operations = [CommitOperationAdd(name, str(plan.folder / name)) for name in plan.additions]
+            operations: list[Any] = [CommitOperationAdd(name, str(plan.folder / name)) for name in plan.additions]
             # Another head at a second attempt is this commit, its answer lost: the client finds nothing to add.
             # Were it somebody else's, the Hub would refuse a commit with the old parent.
             if head == parent:

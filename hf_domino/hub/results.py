@@ -11,12 +11,40 @@ _CONDITIONS = ("engine", "hardware", "dtype", "temperature", "max_new_tokens", "
 _OURS = "domino"
 
 
+def result_of_benchmark(benchmark: Mapping[str, Any]) -> dict[str, Any]:
+    """A card's result from a record of scripts/benchmark.py: its figures and their conditions, without single rows.
+
+    Raises:
+        ValueError: this is no such record.
+    """
+    try:
+        environment, settings = benchmark["environment"], benchmark["settings"]
+        processor = f"{environment['processor']}, {environment['threads']} threads"
+        prompts = " ".join(f"{name}.jsonl" for name in benchmark["prompts"])
+        return {
+            "engine": f"transformers {environment['transformers']}, torch {environment['torch']}",
+            "hardware": processor if environment["device"] == "cpu" else environment["device"],
+            "dtype": environment["dtype"],
+            "temperature": settings["temperature"],
+            "max_new_tokens": settings["max_new_tokens"],
+            "command": f"python scripts/benchmark.py --prompts {prompts} --methods {' '.join(settings['methods'])} "
+                       f"--max-new-tokens {settings['max_new_tokens']} --temperature {settings['temperature']} "
+                       f"--seed {settings['seed']} --output record.json",
+            "methods": {
+                name: {part: figures[part] for part in ("overall", "sets") if part in figures}
+                for name, figures in benchmark["methods"].items() if "unavailable" not in figures
+            },
+        }
+    except KeyError as error:
+        raise ValueError(f"This is no record of scripts/benchmark.py: it lacks {error}.") from error
+
+
 def card_results(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Results as the templates take them: the conditions, and `rows` of the table.
 
     Args:
-        results: each a benchmark record (`methods`, as scripts/benchmark.py writes it) with the conditions it was
-            taken under: engine, hardware, dtype, temperature, max_new_tokens, command.
+        results: each with `methods` as in a record of scripts/benchmark.py, and the conditions: engine, hardware,
+            dtype, temperature, max_new_tokens, command.
 
     Raises:
         ValueError: a condition or a figure is missing.

@@ -43,6 +43,7 @@ def stage(
         staged = Path(workplace, folder.name)
         drafter.save_pretrained(staged, max_shard_size=max_shard_size)
         complete(staged, record)
+        _check_reloading(drafter, staged)
         if folder.exists():
             folder.rename(Path(workplace, "replaced"))
         staged.rename(folder)
@@ -72,6 +73,14 @@ def complete(folder: str | Path, record: Mapping[str, Any]) -> FolderReport:
     drafter_card(config, record).save(folder / layout.CARD)
     write_checksums(folder)
     return inspect_staged(folder).raise_if_refused()
+
+
+def _check_reloading(drafter: DominoDraftModel, staged: Path) -> None:
+    """What users will load is what was trained, in bfloat16."""
+    reloaded = DominoDraftModel.from_pretrained(staged, dtype=torch.bfloat16).state_dict()
+    changed = [name for name, tensor in drafter.state_dict().items() if not torch.equal(tensor, reloaded[name])]
+    if changed:
+        raise ValueError(f"Loading the staged drafter changes {', '.join(changed)}; it is not staged.")
 
 
 def _write(path: Path, text: str) -> None:

@@ -71,8 +71,8 @@ def test_layers_named_sliding_keep_their_window():
 
 
 @pytest.mark.parametrize("depth, taps, expected", [
-    (36, 5, [1, 9, 17, 25, 33]), (30, 5, [1, 8, 14, 21, 27]), (4, 5, [0, 1, 2, 3]), (1, 5, [0]), (8, 5, [1, 2, 3, 4, 5]),
-    (7, 5, [0, 2, 3, 5, 6]), (12, 1, [9]),
+    (36, 5, [1, 9, 17, 25, 33]), (30, 5, [1, 8, 14, 21, 27]), (4, 5, [0, 1, 2, 3]), (1, 5, [0]),
+    (8, 5, [1, 2, 3, 4, 5]), (7, 5, [0, 2, 3, 5, 6]), (12, 1, [9]),
 ])
 def test_taps_are_spread_over_the_depth(depth, taps, expected):
     assert spread_taps(depth, taps) == expected

@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from tests.tiny import drafted_text, prompt_ids, skilled_drafter, tiny_target
 
 pytestmark = pytest.mark.usefixtures("transformers_loop")
-VOCAB, DRAWS = 7, 500
+VOCAB, DRAWS = 7, 400
 
 
 def chi_square(text: list[int], probabilities: torch.Tensor) -> tuple[float, int]:
@@ -38,7 +38,7 @@ def chi_square(text: list[int], probabilities: torch.Tensor) -> tuple[float, int
 
 @pytest.fixture(scope="module")
 def bigram_pair():
-    target = tiny_target(vocab_size=VOCAB, context=0.0, num_hidden_layers=1, eos_token_id=None, max_position_embeddings=1024)
+    target = tiny_target(vocab_size=VOCAB, context=0.0, num_hidden_layers=1, eos_token_id=None)
     target.lm_head.weight.mul_(0.8)
     drafter = skilled_drafter(target, mask_token_id=0)
     drafter.generation_config.num_assistant_tokens_schedule = "constant"
@@ -82,4 +82,4 @@ def test_the_chi_square_test_would_notice(bigram_pair):
     """A temperature that is ignored fails it."""
     text, target = draw(bigram_pair, temperature=1.0, top_k=0), bigram_pair[0]
     for temperature in (0.6, 1.7):
-        assert chi_square(text, table(target, TemperatureLogitsWarper(temperature)))[0] < 1e-6
+        assert chi_square(text, table(target, TemperatureLogitsWarper(temperature)))[0] < 1e-4

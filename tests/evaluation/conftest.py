@@ -1,7 +1,8 @@
-"""A tiny pair, saved with a tokenizer, as the scripts load it."""
+"""A tiny pair and its tokenizer."""
 
 import pytest
 from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
@@ -16,7 +17,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """One token a character; ids 0 to 2 are padding, end and beginning, as in the tiny targets."""
     words = ["<pad>", "</s>", "<s>", "<unk>", *CHARACTERS]
     core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    core.pre_tokenizer = Split(Regex("."), "isolated")
+    core.pre_tokenizer, core.decoder = Split(Regex("."), "isolated"), Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<pad>", eos_token="</s>", bos_token="<s>", unk_token="<unk>"
     )
@@ -25,13 +26,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="session")
 def contenders() -> Contenders:
     target = tiny_target(context=0.2)
-    return Contenders(target, tiny_tokenizer(), {"": skilled_drafter(target)})
-
-
-@pytest.fixture(scope="session")
-def saved_pair(contenders, tmp_path_factory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("pair")
-    contenders.model.save_pretrained(folder / "model")
-    contenders.tokenizer.save_pretrained(folder / "model")
-    contenders.drafters[""].save_pretrained(folder / "drafter")
-    return {"model": str(folder / "model"), "drafter": str(folder / "drafter")}
+    drafter = skilled_drafter(target)
+    # Whole drafts whatever they cost: on a tiny target no draft pays, and times must not decide what tests see.
+    drafter.generation_config.num_assistant_tokens_schedule = "constant"
+    return Contenders(target, tiny_tokenizer(), {"": drafter})

@@ -16,7 +16,7 @@ PROMPTS = [Prompt("s", ("Tell me a story.",)), Prompt("s", ("Write code, please.
     ("length", [24, 48]),
 ])  # fmt: skip
 def test_studies_over_one_drafter(contenders, tmp_path, name, values):
-    record = run_study(name, contenders, PROMPTS, tmp_path / f"{name}.json", values=values, max_new_tokens=6)
+    record = run_study(name, contenders, PROMPTS, tmp_path / f"{name}.json", values=values, max_new_tokens=4)
     assert [point["x"] for point in record["points"]] == values
     for point in record["points"]:
         assert point["methods"]["domino"]["speedup"] > 0
@@ -32,7 +32,7 @@ def test_studies_over_drafters(contenders, tmp_path):
     drafter = contenders.drafters[""]
     both = Contenders(contenders.model, contenders.tokenizer,
                       {"": drafter, "gru": drafter, "none": variant(drafter, head_type="none")})
-    record = run_study("head", both, PROMPTS, tmp_path / "head.json", max_new_tokens=6)
+    record = run_study("head", both, PROMPTS, tmp_path / "head.json", max_new_tokens=4)
     assert [point["x"] for point in record["points"]] == ["gru", "none"]
     assert set(record["points"][0]["methods"]) == {"domino", "domino-chain", "base"}
     assert "head.png" in write_report({"head": record}, tmp_path).read_text()

@@ -40,6 +40,15 @@ def record(repo_id: str = DRAFTER, **changes: Any) -> dict[str, Any]:
     }
 
 
+def adapter_record() -> dict[str, Any]:
+    return record(
+        "org/tiny-lora",
+        drafter={"name": DRAFTER, "revision": "main"},
+        target={"name": TARGET, "revision": "main", "adapter": "none"},
+        adapter={"method": "LoRA", "rank": 8, "modules": ["q_proj", "fc"]},
+    )
+
+
 def benchmark(tau: float = 2.5) -> dict[str, Any]:
     """A benchmark record with the conditions that a card asks for."""
     figures = {"tokens_per_second": 40.0, "speedup": 1.8, "speedup_ci95": [1.7, 1.9], "acceptance_length": tau,
@@ -52,6 +61,18 @@ def benchmark(tau: float = 2.5) -> dict[str, Any]:
             "plain": {"overall": plain, "sets": {"gsm8k": plain}},
             "domino": {"overall": figures, "sets": {"gsm8k": figures}},
         },
+    }
+
+
+def raw_benchmark(tau: float = 2.5) -> dict[str, Any]:
+    """A record as scripts/benchmark.py writes it."""
+    return {
+        "environment": {"transformers": "5.24.0", "torch": "2.13.0", "processor": "A CPU", "threads": 2,
+                        "device": "cpu", "dtype": "bfloat16"},
+        "settings": {"methods": ["plain", "domino"], "max_new_tokens": 128, "temperature": 0.0, "seed": 0},
+        "prompts": {"gsm8k": ["0123"]},
+        "methods": benchmark(tau)["methods"] | {"native-dflash": {"unavailable": "another row convention"}},
+        "rows": [{"method": "plain"}],
     }
 
 

@@ -12,21 +12,13 @@ from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 from hf_domino.hub import adapter_card, dataset_card, drafter_card
-from tests.hub.helpers import DRAFTER, TARGET, benchmark, record
+from hf_domino.hub.results import result_of_benchmark
+from tests.hub.helpers import DRAFTER, TARGET, adapter_record, benchmark, raw_benchmark, record
 
 
 @pytest.fixture
 def config(staged: Path) -> dict[str, Any]:
     return json.loads((staged / "config.json").read_text())
-
-
-def adapter_record() -> dict[str, Any]:
-    return record(
-        "org/tiny-lora",
-        drafter={"name": DRAFTER, "revision": "main"},
-        target={"name": TARGET, "revision": "main", "adapter": "none"},
-        adapter={"method": "LoRA", "rank": 8, "modules": ["q_proj", "fc"]},
-    )
 
 
 def dataset_record() -> dict[str, Any]:
@@ -121,6 +113,17 @@ def test_the_table_holds_the_record_s_figures(config: dict[str, Any]) -> None:
     text = drafter_card(config, record()).text
     assert "| gsm8k | domino | 40.0 | 1.80x | 1.70 to 1.90 | 2.50 | 100% |" in text
     assert "| gsm8k | plain | 22.2 | 1.00x | - | - | - |" in text
+
+
+def test_a_result_comes_from_a_benchmark_record(config: dict[str, Any]) -> None:
+    result = result_of_benchmark(raw_benchmark(3.0))
+    assert "native-dflash" not in result["methods"] and "rows" not in result
+    text = drafter_card(config, record(results=[result])).text
+    assert "Engine: transformers 5.24.0, torch 2.13.0; hardware: A CPU, 2 threads; dtype: bfloat16" in text
+    assert "--methods plain domino --max-new-tokens 128 --temperature 0.0 --seed 0" in text
+    assert "| gsm8k | domino | 40.0 | 1.80x | 1.70 to 1.90 | 3.00 | 100% |" in text
+    with pytest.raises(ValueError, match="no record of scripts/benchmark.py: it lacks 'environment'"):
+        result_of_benchmark({})
 
 
 def test_what_a_reader_has_to_know(config: dict[str, Any]) -> None:

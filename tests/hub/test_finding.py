@@ -8,6 +8,7 @@ import pytest
 
 from hf_domino import DominoDraftModel
 from hf_domino.drafter.finding_domino import best_drafter
+from hf_domino.drafter.target_domino import fingerprint
 from hf_domino.hub import drafter_card, find_drafters
 from tests.hub.helpers import DRAFTER, TARGET, Refused, benchmark, files_of, record
 from tests.hub.hub_server import HubServer
@@ -74,6 +75,9 @@ def test_the_best_that_fits_is_loaded(client, hub: HubServer, files: dict[str, b
     unfit = files["config.json"].replace(b'"num_target_layers": 4', b'"num_target_layers": 5')
     assert unfit != files["config.json"]
     hub.add_repo("org/boasts", with_card(files, results=[benchmark(99.0)]) | {"config.json": unfit})
+    nonsense = files["config.json"].replace(b'"block_size": 6', b'"block_size": "six"')
+    hub.add_repo("org/nonsense", with_card(files, results=[benchmark(50.0)]) | {"config.json": nonsense})
+    hub.add_repo("org/broken", with_card(files, results=[benchmark(40.0)]) | {"config.json": b"[" * 99})
     assert client(best, TARGET) == "org/better"
     assert client(load_for_target, "qwen3", TARGET) == "org/better"
 
@@ -88,6 +92,16 @@ def test_none_fits(client, hub: HubServer) -> None:
     with pytest.raises(Refused, match="None of the drafters .* hidden size: the target has 16") as error:
         client(narrow, TARGET)
     assert "LookupError" in error.value.kinds
+
+
+def test_a_drafter_for_a_model_of_the_same_shape_is_passed_by(client, hub: HubServer, files: dict[str, bytes]) -> None:
+    config = json.loads(files["config.json"])
+    own = fingerprint(tiny_target("qwen3", context=0.15).get_input_embeddings().weight)
+    for repo_id, expected, tau in (("org/kin", own, 3.0), ("org/stranger", [9.0] * len(own), 4.0)):
+        config["domino_config"]["target_fingerprint"] = expected
+        changed = {"config.json": json.dumps(config).encode()}
+        hub.add_repo(repo_id, with_card(files, results=[benchmark(tau)]) | changed)
+    assert client(best, TARGET) == "org/kin"
 
 
 def narrow(name: str) -> str:

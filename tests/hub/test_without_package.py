@@ -5,9 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig, get_peft_model
 
+from hf_domino import DominoDraftModel
+from hf_domino.hub import adapter_card
 from hf_domino.hub.layout import CARD, CODE_FILES
-from tests.hub.helpers import DRAFTER, TARGET
+from tests.hub.client_calls import publish
+from tests.hub.helpers import DRAFTER, NEW, TARGET, adapter_record, files_of
 from tests.hub.hub_server import HubServer
 from tests.tiny import plain_text, prompt_ids
 
@@ -53,10 +57,11 @@ def _expected(target) -> list[list[int]]:
 
 
 def _filled(code: str, package: bool) -> str:
-    return code.format(package=package, ids=IDS.tolist(), target=TARGET, drafter=DRAFTER) + "\nprint(json.dumps(out))"
+    return code.format(package=package, ids=IDS.tolist(), target=TARGET, drafter=NEW) + "\nprint(json.dumps(out))"
 
 
-def test_without_the_package(fresh_python, target, tmp_path: Path) -> None:
+def test_without_the_package(fresh_python, client, target, new: Path, tmp_path: Path) -> None:
+    client(publish, new, NEW)
     out = json.loads(fresh_python(_filled(REMOTE, package=False)).splitlines()[-1])
     expected = _expected(target)
     assert out["remote"] == out["custom"] == out["saved"] == expected
@@ -64,17 +69,31 @@ def test_without_the_package(fresh_python, target, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "engines").iterdir()} == {"config.json", "model.safetensors"}
 
 
-def test_both_copies_together(fresh_python, target) -> None:
+def test_both_copies_together(fresh_python, client, target, new: Path) -> None:
+    client(publish, new, NEW)
     out = json.loads(fresh_python(_filled(REMOTE + PACKAGE, package=True), package=True).splitlines()[-1])
     assert out["remote"] == out["custom"] == out["saved"] == out["package"] == _expected(target)
 
 
-def test_the_card_s_snippet_runs_as_printed(fresh_python, staged: Path, target) -> None:
-    card = (staged / CARD).read_text()
-    snippet = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
-    assert TARGET in snippet and DRAFTER in snippet
-    check = "\nassert drafter.drafting_stats.drafted\nassert output.shape[1] > inputs['input_ids'].shape[1]\n"
-    assert fresh_python(snippet + check).strip()
+def snippet_of(card: str) -> str:
+    return re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
+
+
+# The warning is PEFT's own: it asks transformers by an old name.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_the_cards_snippets_run_as_printed(fresh_python, hub: HubServer, staged: Path, tmp_path: Path) -> None:
+    config = LoraConfig(r=8, target_modules=["q_proj", "fc"], init_lora_weights=False)
+    get_peft_model(DominoDraftModel.from_pretrained(staged), config).save_pretrained(tmp_path / "adapter")
+    hub.add_repo("org/tiny-lora", files_of(tmp_path / "adapter"))
+    snippets = [snippet_of((staged / CARD).read_text()), snippet_of(str(adapter_card(adapter_record())))]
+    assert all(TARGET in snippet and DRAFTER in snippet for snippet in snippets)
+    check = """
+stats = (drafter.get_base_model() if hasattr(drafter, "get_base_model") else drafter).drafting_stats
+assert stats.drafted
+assert output.shape[1] > inputs["input_ids"].shape[1]
+texts = [*globals().get("texts", []), output.tolist()]
+"""
+    assert fresh_python(check.join([*snippets, "assert texts[0] == texts[1]\n"])).strip()
 
 
 def test_offline_after_one_load(fresh_python, hub: HubServer) -> None:

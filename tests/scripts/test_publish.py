@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from scripts.publish import main
-from tests.hub.helpers import ROOT, benchmark, hub_environment, record, tiny_tokenizer
+from tests.hub.helpers import ROOT, hub_environment, raw_benchmark, record, tiny_tokenizer
 from tests.hub.hub_server import HubServer
 from tests.tiny import skilled_drafter, tiny_target
 
@@ -49,7 +49,7 @@ def hub_and_command(tmp_path: Path) -> Iterator[tuple[HubServer, Callable[[list[
 
 
 def test_dry_run(pair: Path, record_file: Path, tmp_path: Path, capsys) -> None:
-    (tmp_path / "benchmark.json").write_text(json.dumps(benchmark(3.0)))
+    (tmp_path / "benchmark.json").write_text(json.dumps(raw_benchmark(3.0)))
     main([
         "--checkpoint", str(pair / "drafter"), "--record", str(record_file), "--folder", str(tmp_path / "staged"),
         "--benchmark", str(tmp_path / "benchmark.json"), "--target", str(pair / "target"),
