@@ -336,18 +336,16 @@ class _Loop:
         """Takes sequences that have ended out of the batch."""
         batch = len(self.rows)
         stay = [i for i, ended in enumerate(done) if not ended]
-        self.rows = [self.rows[i] for i in stay]
-        if not stay:
-            return
-        if len(stay) < batch:
-            self._observe()
+        if 0 < len(stay) < batch:
+            self._observe()  # what is pending is for the batch as it was
             self.session.select(stay)
             self.anchors = [self.anchors[i] for i in stay]
             index = torch.tensor(stay, device=self.slot_positions.device)
             self.cache.batch_select_indices(index)
             self.slot_positions, self.positions = self.slot_positions[index], self.positions[index]
             self.rotary_positions = self.rotary_positions[index]
-        if batch > 1:
+        self.rows = [self.rows[i] for i in stay]
+        if stay and batch > 1:
             self.slot_positions = compact(self.cache, self.slot_positions)
             if self.emission.noise is not None:
                 steps = [self.emission.texts[row].length - self.emission.prompt_length for row in self.rows]

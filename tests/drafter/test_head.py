@@ -11,8 +11,6 @@ from hf_domino.drafter.target_domino import Target
 from tests.tiny import drafted_text, plain_text, prompt_ids, tiny_drafter, tiny_target
 
 HEADS = ["gru", "attention"]
-# PEFT asks transformers under a deprecated name when it wraps a model.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
 def encoder(head_type, seed=0):

@@ -139,3 +139,14 @@ def test_labelled_drafters_and_settings(contenders):
 def test_names_that_mean_nothing(contenders, name, message):
     with pytest.raises(ValueError, match=message):
         build_method(name, contenders)
+
+
+def test_plain_compiled_is_compiled_and_the_same(contenders):
+    method = build_method("plain-compiled", contenders)
+    method.arguments["compile_config"].backend = "eager"  # the kernels are not what is tested
+    torch._dynamo.reset()
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    found = measure(contenders.model, method, [prompt()], max_new_tokens=4, do_sample=False)
+    plain = measure(contenders.model, build_method("plain", contenders), [prompt()], max_new_tokens=4, do_sample=False)
+    assert found.tokens == plain.tokens
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > before

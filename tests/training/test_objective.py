@@ -139,6 +139,7 @@ def test_base_and_head_can_be_left_out(target, inputs):
     torch.testing.assert_close(skipped, final_only)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # raised inside peft
 def test_adapters_on_the_head_are_trained_under_a_sampled_softmax(target, inputs):
     drafter = tiny_drafter(target)
     config = peft.LoraConfig(r=2, target_modules=["embed_proj.2"], init_lora_weights=False)

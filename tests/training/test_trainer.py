@@ -158,6 +158,7 @@ def test_a_step_without_any_anchor_moves_nothing(target, texts, tmp_path):
     assert_same_weights(trainer.model, small_drafter(target))
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # raised inside peft
 def test_adapters_train_and_the_drafter_stays(target, few, tmp_path):
     drafter = small_drafter(target)
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "fc", "embed_proj.2"])
