@@ -1,5 +1,6 @@
 """One call's drafting: context in, draft nodes out. One backbone forward per round; no copy to the host in it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +52,6 @@ class DraftingSession:
         self._seen: list[int] = []
         like = drafter.hidden_norm.weight
         self._mask_embed = target.embed(torch.tensor([self.config.mask_token_id]), like)
-        self._state_in = None
         if drafter.prefix_encoder is not None:
             first, last = effective_weight(drafter.embed_proj[0]), effective_weight(drafter.embed_proj[2])
             self._hidden_in, self._state_in = first.split([self.config.hidden_size, self.config.head_hidden_size], 1)
@@ -111,62 +111,63 @@ class DraftingSession:
         hidden = self.block_states(anchors_B)[:, self.config.row_offset : self.config.row_offset + depth]
         hidden = hidden.contiguous()  # products of a strided slice are run as batched ones, several times slower
         batch, device = hidden.shape[0], hidden.device
-        pool = self._candidate_pool(hidden)
         like = self.drafter.hidden_norm.weight
-
-        encoder = self.drafter.prefix_encoder if self._state_in is not None else None
+        encoder = self.drafter.prefix_encoder
+        # All that the previous token does not decide, for all positions at once.
+        pool = self._candidate_pool(hidden)
+        hidden_of = hidden.unbind(1)
         if encoder is not None:
-            from_hidden = F.linear(hidden, self._hidden_in)
+            from_hidden = F.linear(hidden, self._hidden_in)[:, :, None].unbind(1)
             state = encoder.start(batch)
+        first_path = torch.arange(batch, device=device)[:, None]
+
         tokens = anchors_B.to(device)[:, None]  # [B, n]: last token of each path of the frontier
         path_logprobs = torch.zeros(batch, 1, device=device)
         levels: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         for j in range(depth):
             frontier = tokens.shape[1]
-            scores = pool.base[:, j, None]  # [B, 1, C]
+            scores = pool.base[j]
             if encoder is not None:
                 embeds = self.target.embed(tokens.flatten(), like)
-                row_hidden = hidden[:, j, None].expand(-1, frontier, -1).flatten(0, 1)
-                output, state = encoder.step(embeds, row_hidden, state)
+                output, state = encoder.step(embeds, hidden_of[j].repeat_interleave(frontier, dim=0), state)
                 if j >= self.config.pure_draft_prefix_len:
                     output = output.unflatten(0, (batch, frontier))
-                    features = F.silu(from_hidden[:, j, None] + F.linear(output, self._state_in))
-                    correction = _rowwise_product(features, pool.out_rows(self._out, j)).float()
-                    scores = scores + correction / self.temperature
-            logprobs = self._normalise(scores, pool.rest[:, j, None])  # [B, n or 1, C]
-            paths = (path_logprobs[..., None] + logprobs).flatten(1)
+                    features = F.silu(from_hidden[j] + F.linear(output, self._state_in))
+                    scores = scores + self._scaled(_rowwise_product(features, pool.out_rows[j]).float())
+            paths = (path_logprobs[..., None] + self._normalise(scores, pool.rest[j])).flatten(1)
             path_logprobs, best = paths.topk(min(width, paths.shape[1]), dim=-1)
-            candidates = pool.size
-            parents, choices = best // candidates, best % candidates
-            tokens = pool.ids[:, j].gather(1, choices)
-            if self._token_ids is not None:
-                tokens = self._token_ids[tokens]
+            parents, choices = best // pool.size, best % pool.size
+            tokens = pool.ids[j].gather(1, choices)
             levels.append((tokens, parents, path_logprobs))
             if encoder is not None and j + 1 < depth:
-                rows = parents + torch.arange(batch, device=device)[:, None] * frontier
-                state = encoder.select(state, rows.flatten())
+                state = encoder.select(state, (parents + first_path * frontier).flatten())
         most = max(level[0].shape[1] for level in levels)
-        padded = [
-            [F.pad(part, (0, most - part.shape[1]), value=fill) for part, fill in zip(level, (0, 0, -torch.inf))]
-            for level in levels
-        ]
+        padded = [[_padded(part, most, fill) for part, fill in zip(level, (0, 0, -torch.inf))] for level in levels]
         return DraftLevels(*(torch.stack(parts, dim=1) for parts in zip(*padded)))
 
     def _candidate_pool(self, hidden_BJH: torch.Tensor) -> "_Pool":
         if self._token_ids is None:
-            logits = self.target.base_logits(hidden_BJH)
+            logits = self._scaled(self.target.base_logits(hidden_BJH))
         else:
-            logits = F.linear(hidden_BJH, self._head_rows).float()
-        logits = logits / self.temperature
-        size = min(self.config.candidate_pool_size or logits.shape[-1], logits.shape[-1])
-        if size == logits.shape[-1]:
-            ids = torch.arange(size, device=logits.device).expand(logits.shape)
-            return _Pool(ids, logits, logits.new_full(logits.shape[:2], -torch.inf))
-        total = logits.logsumexp(-1)
-        base, ids = logits.topk(size, dim=-1)
-        inside = (base.logsumexp(-1) - total).exp()
-        rest = total + torch.log1p(-inside.clamp_max(1 - 1e-6))
-        return _Pool(ids, base, rest)
+            logits = self._scaled(F.linear(hidden_BJH, self._head_rows).float())
+        whole = logits.shape[-1]
+        size = min(self.config.candidate_pool_size or whole, whole)
+        if size == whole:
+            indices = torch.arange(size, device=logits.device).expand(logits.shape)
+            base, rest = logits, logits.new_full(logits.shape[:2], -torch.inf)
+        else:
+            total = logits.logsumexp(-1)
+            base, indices = logits.topk(size, dim=-1)
+            inside = (base.logsumexp(-1) - total).exp()
+            rest = total + torch.log1p(-inside.clamp_max(1 - 1e-6))
+        out_rows: Sequence[torch.Tensor] = ()
+        if self.drafter.prefix_encoder is not None:
+            out_rows = [self._out] * logits.shape[1] if size == whole else self._out[indices].unbind(1)
+        ids = indices if self._token_ids is None else self._token_ids[indices]
+        return _Pool(ids.unbind(1), base[:, :, None].unbind(1), rest[:, :, None].unbind(1), out_rows)
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits if self.temperature == 1.0 else logits / self.temperature
 
     def _normalise(self, scores: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the pool; the tokens outside it keep their base logits' mass."""
@@ -180,18 +181,24 @@ def _rowwise_product(features_BNR: torch.Tensor, rows: torch.Tensor) -> torch.Te
     return torch.matmul(features_BNR, rows.mT)
 
 
+def _padded(part_BN: torch.Tensor, most: int, fill: float) -> torch.Tensor:
+    missing = most - part_BN.shape[1]
+    return part_BN if missing == 0 else F.pad(part_BN, (0, missing), value=fill)
+
+
 @dataclass
 class _Pool:
-    """Candidates of each draft position: ids and base logits `[B, J, C]`, and the log-mass `[B, J]` outside."""
+    """Candidates of each draft position j: what the head rescores.
 
-    ids: torch.Tensor
-    base: torch.Tensor
-    rest: torch.Tensor
+    ids: token ids `[B, C]`. base: base logits `[B, 1, C]`. rest: log-mass outside the pool `[B, 1]`. out_rows: the
+    head's last matrix at the candidates, `[B, C, R]` (all of it, `[V, R]`, where the pool is).
+    """
+
+    ids: Sequence[torch.Tensor]
+    base: Sequence[torch.Tensor]
+    rest: Sequence[torch.Tensor]
+    out_rows: Sequence[torch.Tensor]
 
     @property
     def size(self) -> int:
-        return self.ids.shape[-1]
-
-    def out_rows(self, out_VR: torch.Tensor, j: int) -> torch.Tensor:
-        """The head's last matrix at the candidates of position j: `[B, C, R]` (or `[V, R]`, all of it)."""
-        return out_VR if self.size == out_VR.shape[0] else out_VR[self.ids[:, j]]
+        return self.ids[0].shape[-1]

@@ -1,0 +1,95 @@
+"""What else a call returns: scores, logits, states, attentions, the cache, and a second turn that goes on from it."""
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from tests.contract.pairs import CONTRACT_FAMILIES, WINDOW, assert_same, outcome, pair
+from tests.tiny import PAD, prompt_ids
+
+BEFORE_AND_AFTER_THE_WINDOW_FILLS = [3, WINDOW + 2]
+
+
+@pytest.mark.parametrize("length", BEFORE_AND_AFTER_THE_WINDOW_FILLS)
+@pytest.mark.parametrize("family", CONTRACT_FAMILIES)
+def test_every_returned_part_is_that_of_plain_generation(family, length, happened):
+    target, drafter = pair(family, "eager")
+    arguments = dict(
+        max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=PAD, return_dict_in_generate=True,
+        output_scores=True, output_logits=True, output_hidden_states=True, output_attentions=True,
+    )  # fmt: skip
+    plain, drafted = (
+        target.generate(prompt_ids(length, 5), **arguments, **extra) for extra in ({}, {"assistant_model": drafter})
+    )
+    assert happened["accepted"]
+    assert type(drafted) is type(plain)
+    for name in ("sequences", "scores", "logits", "hidden_states", "attentions"):
+        assert_same(drafted[name], plain[name], name)
+    for layer, (mine, theirs) in enumerate(zip(drafted.cache.layers, plain.cache.layers, strict=True)):
+        assert mine.get_seq_length() == theirs.get_seq_length()
+        assert_same([mine.keys, mine.values], [theirs.keys, theirs.values], f"cache layer {layer}")
+
+
+@pytest.mark.parametrize("second_turn", ["drafted", "plain"])
+@pytest.mark.parametrize("passed", ["whole text", "new ids"])
+@pytest.mark.parametrize("length", BEFORE_AND_AFTER_THE_WINDOW_FILLS)
+@pytest.mark.parametrize("family", ["llama", "qwen3_sliding", "mistral_sliding", "gemma3"])
+def test_a_second_turn_goes_on_from_the_returned_cache(family, length, passed, second_turn, happened):
+    target, drafter = pair(family)
+
+    def two_turns(first, second):
+        arguments = dict(max_new_tokens=12, do_sample=False, pad_token_id=PAD, return_dict_in_generate=True)
+        turn = target.generate(prompt_ids(length, 5), **arguments, **first)
+        text = torch.cat([turn.sequences, prompt_ids(4, 9)], dim=1)
+        if passed == "new ids":
+            second = second | {"attention_mask": torch.ones_like(text)}
+            text = text[:, turn.cache.get_seq_length() :]
+        turn = target.generate(text, cache=turn.cache, **arguments, **second)
+        return turn.sequences, turn.cache.get_seq_length()
+
+    plain = two_turns({}, {})
+    drafted = two_turns({"assistant_model": drafter}, {"assistant_model": drafter} if second_turn == "drafted" else {})
+    assert_same(drafted[0], plain[0], "second turn")
+    assert drafted[1] == plain[1]
+    assert happened["calls"] == (2 if second_turn == "drafted" else 1) and happened["rounds"]
+
+
+@pytest.mark.parametrize("length", BEFORE_AND_AFTER_THE_WINDOW_FILLS)
+@pytest.mark.parametrize("family", ["llama", "mistral_sliding", "gemma3"])
+def test_a_cache_made_without_the_targets_configuration_holds_everything(family, length, happened):
+    target, drafter = pair(family)
+    arguments = dict(max_new_tokens=16, do_sample=False, pad_token_id=PAD, eos_token_id=None)
+    plain = target.generate(prompt_ids(length, 5), cache=DynamicCache(), **arguments)
+    cache = DynamicCache()
+    drafted = target.generate(prompt_ids(length, 5), cache=cache, assistant_model=drafter, **arguments)
+    assert_same(drafted, plain)
+    assert cache.get_seq_length() == drafted.shape[1] - 1 and happened["calls"] == 1
+
+
+def test_a_batch_fills_the_users_cache_as_plain_generation_does(happened):
+    target, drafter = pair("llama")
+    arguments = dict(max_new_tokens=12, do_sample=False, pad_token_id=PAD, eos_token_id=list(range(3, 9)))
+    ids, mine, theirs = prompt_ids(5, 5, batch=3), DynamicCache(), DynamicCache()
+    plain = target.generate(ids, cache=theirs, **arguments)
+    assert_same(target.generate(ids, cache=mine, assistant_model=drafter, **arguments), plain)
+    assert_same([layer.keys for layer in mine.layers], [layer.keys for layer in theirs.layers], "keys")
+    assert not happened["calls"]  # our loop would have taken finished sequences out of it
+
+
+@pytest.mark.parametrize("length", BEFORE_AND_AFTER_THE_WINDOW_FILLS)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral_sliding"])
+def test_static_caches_serve_chains_or_are_refused_by_transformers(family, length):
+    target, drafter = pair(family)
+    arguments = dict(max_new_tokens=16, do_sample=False, pad_token_id=PAD, cache_implementation="static")
+    plain = outcome(target, prompt_ids(length, 5), **arguments)
+    drafted = outcome(target, prompt_ids(length, 5), assistant_model=drafter, **arguments)
+    if family == "mistral_sliding":  # its window overwrites what a roll-back would need
+        assert "cache that can be cropped" in str(drafted.error)
+    else:
+        assert_same(drafted.result, plain.result)
+
+
+def test_caches_that_cannot_go_back_are_refused_by_transformers():
+    target, drafter = pair("llama")
+    drafted = outcome(target, prompt_ids(5), assistant_model=drafter, max_new_tokens=4, use_cache=False)
+    assert "requires a cache" in str(drafted.error)
