@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from .drafter.configuration_domino import DominoConfig
 from .drafter.finding_domino import find_drafters
-from .drafter.integration_domino import install, uninstall
+from .drafter.integration_domino import install, offer_to_pipelines, uninstall
 from .drafter.modeling_domino import DominoDraftModel
 
 __version__ = "0.1.0"
@@ -17,4 +17,5 @@ __all__ = ["DominoConfig", "DominoDraftModel", "find_drafters", "install", "unin
 AutoConfig.register("domino", DominoConfig, exist_ok=True)
 AutoModel.register(DominoConfig, DominoDraftModel, exist_ok=True)
 AutoModelForCausalLM.register(DominoConfig, DominoDraftModel, exist_ok=True)
+offer_to_pipelines(DominoDraftModel)
 install()

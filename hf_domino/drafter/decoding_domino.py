@@ -15,7 +15,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from .candidate_generator_domino import DraftingStats, DraftLimits
 from .cost_domino import round_costs
 from .drafting_domino import DraftingSession
-from .emission_domino import Emission, judges_rows_apart
+from .emission_domino import Emission, ends_as_padded, judges_rows_apart
 from .lookup_domino import TextLookup
 from .packing_domino import packed_rows
 from .records_domino import ForwardRecords
@@ -60,7 +60,7 @@ def loop_applies(
     window = sliding_window(target)
     return (
         judges_rows_apart(logits_processor, stopping_criteria)
-        and any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
+        and ends_as_padded(stopping_criteria)
         and not generation_config.return_dict_in_generate
         and streamer is None
         and not getattr(model_kwargs["cache"], "_is_user_defined", False)

@@ -38,6 +38,16 @@ def judges_blocks(logits_processor: LogitsProcessorList, stopping_criteria: Stop
     )
 
 
+def ends_as_padded(stopping_criteria: StoppingCriteriaList) -> bool:
+    """Whether plain generation pads a batch's sequences that have ended before others, or none can.
+
+    Without ids of an end it lets them grow on, whatever the criteria say.
+    """
+    return any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria) or all(
+        type(criterion).__name__ == "MaxLengthCriteria" for criterion in stopping_criteria
+    )
+
+
 class Text:
     """The token ids of one sequence, prompt included, in a buffer that grows geometrically."""
 

@@ -5,6 +5,7 @@ drafter, possibly inside a PEFT wrapper) is checked against the target before an
 where that applies, and is asked for its generator otherwise; everything else goes to the originals, untouched.
 """
 
+import importlib
 import inspect
 from typing import Any
 
@@ -50,6 +51,12 @@ def uninstall() -> None:
         original = getattr(getattr(GenerationMixin, name), _MARK, None)
         if original is not None:
             setattr(GenerationMixin, name, original)
+
+
+def offer_to_pipelines(model_class: type) -> None:
+    """Lets `pipeline(..., assistant_model=path)` find the class, which it looks for in transformers by its name."""
+    # Not the module imported above: loading its models can replace transformers' lazy module by another.
+    setattr(importlib.import_module("transformers"), model_class.__name__, model_class)
 
 
 def _wrap(name: str, replacement: Any) -> None:

@@ -31,7 +31,8 @@ class HeldOutPrompts(Dataset):
 def acceptance_length(
     target: PreTrainedModel, drafter: DominoDraftModel, prompts: Sequence[torch.Tensor], max_new_tokens: int
 ) -> tuple[int, int]:
-    """Greedy generation with the drafter, whole blocks drafted each round (so that timing has no say).
+    """Greedy generation as users get it, with trees and branches from the text, but always to the full size: timing
+    then has no say.
 
     Returns:
         Tokens gained and the target's forwards they took (prefills not counted): their ratio is the accepted length.

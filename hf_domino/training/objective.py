@@ -73,11 +73,13 @@ def block_loss(
         with_head: false while λ = 1: the head is not run at all, and `final` is `base`.
         chunk_blocks: blocks whose logits are alive at once; each chunk is recomputed in the backward pass.
     """
+    has_head = with_head and drafter.prefix_encoder is not None
+    with_base = with_base or not has_head  # without a head the base loss is the final loss
     total = None
     for chunk in torch.arange(states_NJH.shape[0], device=states_NJH.device).split(chunk_blocks):
         arguments = (
             drafter, states_NJH[chunk], prefix_embeds_NJH[chunk], labels_NJ[chunk], supervised_NJ[chunk],
-            vocabulary, gamma, with_base, with_head,
+            vocabulary, gamma, with_base, has_head,
         )
         if torch.is_grad_enabled() and states_NJH.shape[0] > chunk_blocks:
             part = BlockLoss(*checkpoint(_chunk_loss, *arguments, use_reentrant=False))
@@ -96,13 +98,13 @@ def _chunk_loss(
     vocabulary: OutputVocabulary,
     gamma: float,
     with_base: bool,
-    with_head: bool,
+    has_head: bool,
 ) -> tuple[torch.Tensor, ...]:
     weights = decay_weights(labels.shape[1], gamma, labels.device) * supervised
     base_logits = vocabulary.base_logits(states)
     base, base_correct = _cross_entropy(base_logits if with_base else base_logits.detach(), labels, weights)
     final, final_correct = base, base_correct
-    if with_head and drafter.prefix_encoder is not None:
+    if has_head:
         pure = drafter.config.pure_draft_prefix_len
         encoded = drafter.prefix_encoder.encode(prefix_embeds, states)
         features = drafter.embed_proj.features(states[:, pure:], encoded[:, pure:])

@@ -37,9 +37,12 @@ FAMILIES.update(CONTRACT_FAMILIES)
 
 
 @functools.cache
-def pair(family: str, attention: str = "sdpa") -> tuple[PreTrainedModel, DominoDraftModel]:
+def pair(
+    family: str, attention: str = "sdpa", window: int = WINDOW
+) -> tuple[PreTrainedModel, DominoDraftModel]:
     """A target of two layers and its drafter. Drafts are whole trees, whatever they cost, until a test says else."""
-    target = tiny_target(family, seed=3, context=0.3, num_hidden_layers=2)
+    shape = {"num_hidden_layers": 2} | ({"sliding_window": window} if "sliding_window" in FAMILIES[family][2] else {})
+    target = tiny_target(family, seed=3, context=0.3, **shape)
     target.set_attn_implementation(attention)
     drafter = skilled_drafter(target)
     drafter.generation_config.num_assistant_tokens_schedule = "constant"

@@ -45,7 +45,7 @@ def test_a_batch_of_very_different_lengths_stays_within_1_3_of_plain(happened, m
     monkeypatch.setattr(decoding_domino, "compact", compact)
     target.generate(ids * mask, attention_mask=mask, assistant_model=drafter, max_new_tokens=150, do_sample=False,
                     eos_token_id=[5, 9], pad_token_id=PAD)
-    assert len(slots) > 20 and happened["accepted"]
+    assert len(slots) > 15 and happened["accepted"]
     assert all(mine <= 1.3 * plain for mine, plain in slots), max(mine / plain for mine, plain in slots)
 
 

@@ -19,8 +19,8 @@ from scripts import train
 from tests.tiny import prompt_ids, tiny_target
 from tests.training.conftest import word_tokenizer
 
-# Its next token follows mostly from the last one: a chain that a block drafted in parallel cannot follow.
-CONTEXT, VOCAB_SIZE = 0.3, 24
+# The next token is drawn given the last one alone: a draft made in parallel does not know which one that is.
+CONTEXT, VOCAB_SIZE = 0.0, 24
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +45,11 @@ def settings(tmp_path_factory):
         "target": str(root / "target"),
         "target_dtype": "float32",
         "save_dtype": "float32",
-        "warm_start": False,
-        "drafter": {"block_size": 6, "num_hidden_layers": 1, "head_rank": 16, "head_hidden_size": 32,
+        "warm_start": True,
+        "drafter": {"block_size": 6, "num_hidden_layers": 1, "head_rank": 32, "head_hidden_size": 32,
                     "candidate_pool_size": None},
-        "max_steps": 60, "per_device_train_batch_size": 8, "learning_rate": "1e-2", "num_anchors": 8,
-        "base_share": 0.2, "handover_share": 0.3, "logging_steps": 20, "save_strategy": "no", "report_to": [],
+        "max_steps": 80, "per_device_train_batch_size": 8, "learning_rate": "1e-2", "num_anchors": 8,
+        "base_share": 0.2, "handover_share": 0.3, "logging_steps": 10, "save_strategy": "no", "report_to": [],
         "use_cpu": True, "disable_tqdm": True, "lr_scheduler_type": "cosine",
     }
     (root / "settings.yaml").write_text(yaml.safe_dump(content))
@@ -73,7 +73,7 @@ def accepted(folder):
 
 def test_the_loss_falls_and_the_head_accepts_more_than_its_twin_without(settings, tmp_path):
     domino = run(settings, tmp_path / "domino", "--held_out", str(settings / "held_out.jsonl"), "--held_out_limit",
-                 "4", "--eval_strategy", "steps", "--eval_steps", "30", "--eval_max_new_tokens", "16")
+                 "4", "--eval_strategy", "steps", "--eval_steps", "40", "--eval_max_new_tokens", "16")
     losses = column(domino, "final_loss")
     assert losses[-1] < losses[0] - 0.5
     assert column(domino, "base_weight")[0] == 1.0 and column(domino, "base_weight")[-1] == 0.0
@@ -82,8 +82,8 @@ def test_the_loss_falls_and_the_head_accepts_more_than_its_twin_without(settings
     # The twin: the same everything, without the head.
     twin = run(settings, tmp_path / "twin", "--drafter", "head_type=none")
     assert column(twin, "base_loss")[-1] < column(twin, "base_loss")[0]
-    assert column(domino, "final_acceptance")[-1] > column(twin, "final_acceptance")[-1] + 0.1
-    assert accepted(tmp_path / "domino/final") > accepted(tmp_path / "twin/final") + 0.1
+    assert column(domino, "final_acceptance")[-1] > column(twin, "final_acceptance")[-1] + 0.3
+    assert accepted(tmp_path / "domino/final") > accepted(tmp_path / "twin/final") + 0.3
 
 
 def test_the_final_folder_is_a_drafter_with_its_record(settings, tmp_path):
@@ -128,8 +128,8 @@ def test_curriculum_ablations(settings, tmp_path, shares, weights):
     assert column(trainer, "base_weight") == weights
 
 
-def test_training_goes_on_from_a_drafter_and_from_the_target_s_layers(settings, tmp_path):
-    run(settings, tmp_path / "first", "--max_steps", "2", "--warm_start", "true")
+def test_training_goes_on_from_a_drafter(settings, tmp_path):
+    run(settings, tmp_path / "first", "--max_steps", "2", "--warm_start", "false")
     # With a learning rate of 0 the drafter comes out as it went in.
     plain = yaml.safe_load((settings / "settings.yaml").read_text())
     del plain["drafter"]
@@ -147,7 +147,7 @@ def test_a_draft_vocabulary_is_cut_at_the_end(settings, tmp_path):
     run(settings, tmp_path, "--max_steps", "2", "--draft_vocab_size", "15")
     drafter = DominoDraftModel.from_pretrained(tmp_path / "final")
     assert drafter.config.draft_vocab_size == 15
-    assert drafter.embed_proj[2].weight.shape == (15, 16)
+    assert drafter.embed_proj[2].weight.shape == (15, 32)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,9 @@ def test_mistakes_are_named(settings, tmp_path, flags, message):
         run(settings, tmp_path, "--max_steps", "1", *flags)
 
 
-@pytest.mark.parametrize("name", ["smollm2_cpu", "qwen3_8b_gpu"])
+@pytest.mark.parametrize(
+    "name", ["smollm2_cpu", "qwen3_8b_gpu", "smollm2_1_backbone", "smollm2_2_handover", "smollm2_3_blocks"]
+)
 def test_shipped_settings_are_valid(name):
     file = Path(train.__file__).parent / "configs" / f"{name}.yaml"
     given = yaml.safe_load(file.read_text())
@@ -173,12 +175,13 @@ def test_shipped_settings_are_valid(name):
         [RunArguments, DominoTrainingArguments], [str(file), "--bf16", "false", "--use_cpu", "true"]
     )
     assert args.learning_rate == given["learning_rate"]
-    assert parsed.drafter_fields == given["drafter"]
+    assert parsed.drafter_fields == given.get("drafter", {})
     DominoConfig(num_target_layers=36, vocab_size=151936, **parsed.drafter_fields)
 
 
-def test_shipped_data_settings_are_valid():
-    file = Path(train.__file__).parent / "configs" / "smollm2_data.yaml"
+@pytest.mark.parametrize("name", ["smollm2_data", "smollm2_answers"])
+def test_shipped_data_settings_are_valid(name):
+    file = Path(train.__file__).parent / "configs" / f"{name}.yaml"
     (parsed,) = parse_settings([PrepareArguments], [str(file), "--limit", "3"])
     assert parsed.target_layer_ids == [1, 8, 14, 21, 27] and parsed.limit == 3
 

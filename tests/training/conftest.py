@@ -91,14 +91,13 @@ CHAT_TEMPLATE = (
 
 
 def word_tokenizer(vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
-    """Words `w0`, `w1`, ...; `w1` ends a text. In the template, w4 opens a user turn, w5 an answer, w6 ends both."""
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w3"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w3", pad_token="w0", eos_token="w1")
+    """Words `w2`, `w4`, ... by number; 0, 1 and 3 are special. In the template w4 opens a user turn, w5 an answer, and
+    w6 ends both."""
+    special = {0: "<pad>", 1: "<end>", 3: "<unknown>"}
+    words = Tokenizer(models.WordLevel({special.get(i, f"w{i}"): i for i in range(vocab_size)}, unk_token="<unknown>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unknown>", pad_token="<pad>", eos_token="<end>"
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return word_tokenizer()

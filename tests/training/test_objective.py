@@ -139,6 +139,14 @@ def test_base_and_head_can_be_left_out(target, inputs):
     torch.testing.assert_close(skipped, final_only)
 
 
+def test_without_a_head_the_base_loss_trains_to_the_end(target, inputs):
+    drafter = tiny_drafter(target, "none")
+    vocabulary = OutputVocabulary(target.get_output_embeddings().weight)
+    _, gradients = loss_of(drafter, inputs, vocabulary, lam=0.0, with_base=False)
+    _, wanted = loss_of(drafter, inputs, vocabulary, lam=1.0)
+    torch.testing.assert_close(gradients, wanted)
+
+
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # raised inside peft
 def test_adapters_on_the_head_are_trained_under_a_sampled_softmax(target, inputs):
     drafter = tiny_drafter(target)
