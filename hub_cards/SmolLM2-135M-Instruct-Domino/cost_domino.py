@@ -1,0 +1,107 @@
+"""What a round costs on this machine, as measured, and how many draft tokens are therefore worth verifying."""
+
+import statistics
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from .modeling_domino import DominoDraftModel
+
+_SAMPLES_KEPT = 7
+_SAMPLES_WANTED = 2  # the first of a shape pays for kernels being prepared
+_PRIOR_SLOPE = 0.03  # of the time of one row, per further row, until something is measured
+_MEMORY = 0.9  # how much of the evidence on drafting a round keeps of the rounds before
+
+
+class RoundCosts:
+    """Times of verifying forwards by their number of rows, and what drafting has brought.
+
+    They belong to a target and a drafter on a machine, not to a call: they outlive it, so that only the first call
+    has to explore. They decide how much is drafted and never what is emitted.
+
+    Args:
+        max_rows: the most rows that a sequence may have in one forward.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self._explored = sorted({1, max(2, max_rows // 4), max_rows})
+        self._verify: dict[int, deque[float]] = {}
+        self._draft: deque[float] = deque(maxlen=_SAMPLES_KEPT)
+        self._tokens, self._seconds, self._rounds = 0.0, 0.0, 0
+
+    def record_verify(self, rows: int, seconds: float) -> None:
+        self._verify.setdefault(rows, deque(maxlen=_SAMPLES_KEPT)).append(seconds)
+
+    def record_draft(self, seconds: float) -> None:
+        self._draft.append(seconds)
+
+    def record_drafted_round(self, tokens: float, seconds: float) -> None:
+        """Counts a round with drafting: tokens emitted (per sequence) and its whole time."""
+        self._tokens = _MEMORY * self._tokens + tokens
+        self._seconds = _MEMORY * self._seconds + seconds
+        self._rounds += 1
+
+    @property
+    def drafting_pays(self) -> bool:
+        """Whether rounds with drafting have lately given more text per second than rounds without would."""
+        if self._rounds < 3 or not self._verify:
+            return True
+        return self._tokens * self.verify_seconds(1) >= self._seconds
+
+    @property
+    def draft_seconds(self) -> float:
+        return statistics.median_low(self._draft) if self._draft else 0.0
+
+    def verify_seconds(self, rows: int) -> float:
+        """Expected time of a forward over `rows` rows: between measured counts by interpolation, never falling."""
+        points = [(count, statistics.median_low(times)) for count, times in sorted(self._verify.items())]
+        if not points:
+            return 1.0 + _PRIOR_SLOPE * (rows - 1)
+        highest = 0.0
+        for i, (count, seconds) in enumerate(points):
+            points[i] = (count, highest := max(highest, seconds))
+        if len(points) == 1 or rows <= points[0][0]:
+            slope = _PRIOR_SLOPE * points[0][1]
+            return points[0][1] + slope * (rows - points[0][0])
+        above = next((i for i, (count, _) in enumerate(points) if count >= rows), len(points) - 1)
+        (low, low_time), (high, high_time) = points[above - 1 : above + 1]
+        return low_time + (high_time - low_time) / (high - low) * (rows - low)
+
+    def unmeasured(self, most_rows: int) -> int | None:
+        """A number of rows up to `most_rows` to be tried before others can be judged: one, some, the most."""
+        for rows in self._explored:
+            if rows <= most_rows and len(self._verify.get(rows, ())) < _SAMPLES_WANTED:
+                return rows
+        return None
+
+    def worthwhile(self, probabilities: Sequence[float], drafted: bool = True) -> int:
+        """How many draft tokens to verify for the most text per second.
+
+        Args:
+            probabilities: of each draft token to become text, the most probable first.
+            drafted: whether the drafter has run for them; its time is spent whatever is verified.
+        """
+        if (rows := self.unmeasured(len(probabilities) + 1)) is not None:
+            return rows - 1
+        spent = self.draft_seconds if drafted else 0.0
+        best, best_rate, expected = 0, 0.0, 1.0
+        for count, probability in enumerate([0.0, *probabilities]):
+            expected += probability
+            rate = expected / (spent + self.verify_seconds(count + 1))
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best
+
+
+_costs: "weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakKeyDictionary]" = weakref.WeakKeyDictionary()
+
+
+def round_costs(target: PreTrainedModel, drafter: "DominoDraftModel", batch_size: int = 1) -> RoundCosts:
+    """The costs measured so far for a pair where it is now, at a batch size."""
+    of_pair = _costs.setdefault(target, weakref.WeakKeyDictionary()).setdefault(drafter, {})
+    key = (str(target.device), target.dtype, batch_size, drafter.config.max_tree_nodes)
+    return of_pair.setdefault(key, RoundCosts(drafter.config.max_tree_nodes + 1))

@@ -1,0 +1,130 @@
+"""The light causal head: what the drafted prefix says about the next token, as a low-rank correction of its logits.
+
+A head is a prefix encoder and a [`LowRankCorrection`]. Both prefix encoders offer the same four methods: `encode` (a
+whole block, teacher-forced: training) and `start` / `step` / `select` (one more token for each of N prefixes, and the
+choice of the prefixes to go on with: drafting). A test holds that `encode` equals its steps.
+
+Source: arXiv:2605.29707, section 3.2 (GRU form) and 3.3 (attention form); shape letters as in README's "Design".
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
+
+from .configuration_domino import DominoConfig
+
+
+class PrefixGRU(nn.GRU):
+    """One GRU layer without bias over the embeddings of anchor and drafts (gate order r, z, n)."""
+
+    def __init__(self, config: DominoConfig):
+        super().__init__(config.hidden_size, config.head_hidden_size, batch_first=True, bias=False)
+
+    def encode(self, embeds_NKH: torch.Tensor, hidden_NKH: torch.Tensor) -> torch.Tensor:
+        """States after each of the K tokens, `[N, K, G]`. `hidden_NKH` is not read: a GRU sees tokens only."""
+        start = embeds_NKH.new_zeros(1, embeds_NKH.shape[0], self.hidden_size)
+        # Not super().forward: its flat weight list would pass by weights that PEFT has parametrised.
+        weights = [self.weight_ih_l0, self.weight_hh_l0]
+        return torch.gru(embeds_NKH, start, weights, False, 1, 0.0, False, False, True)[0]
+
+    def start(self, num_prefixes: int) -> torch.Tensor:
+        return self.weight_hh_l0.new_zeros(num_prefixes, self.hidden_size)
+
+    def step(
+        self, embeds_NH: torch.Tensor, hidden_NH: torch.Tensor, state_NG: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Reads one more token per prefix. Returns the states `[N, G]`, as output and as memory."""
+        state_NG = torch.gru_cell(embeds_NH, state_NG, self.weight_ih_l0, self.weight_hh_l0)
+        return state_NG, state_NG
+
+    def select(self, state_NG: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return state_NG[rows]
+
+
+class PrefixAttention(nn.Module):
+    """A causal decoder layer of width G over the pairs (block state, token embedding) of anchor and drafts.
+
+    Its key/value memory spans the block only; positions are those within the block.
+    """
+
+    def __init__(self, config: DominoConfig):
+        super().__init__()
+        width = config.head_hidden_size
+        layer_config = Qwen3Config(
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=1,
+            num_attention_heads=width // 32,
+            num_key_value_heads=width // 32,
+            head_dim=32,
+            rms_norm_eps=config.rms_norm_eps,
+            attn_implementation="sdpa",  # type: ignore[call-arg]
+        )
+        self.hidden_size = width
+        self.in_proj = nn.Linear(2 * config.hidden_size, width, bias=False)
+        self.layer = Qwen3DecoderLayer(layer_config, layer_idx=0)
+        self.norm = Qwen3RMSNorm(width, eps=config.rms_norm_eps)
+        self.rotary_emb = Qwen3RotaryEmbedding(layer_config)
+
+    def encode(self, embeds_NKH: torch.Tensor, hidden_NKH: torch.Tensor) -> torch.Tensor:
+        """Outputs at each of the K tokens, `[N, K, G]`."""
+        return self._run(embeds_NKH, hidden_NKH, None)
+
+    def start(self, num_prefixes: int) -> DynamicCache:
+        return DynamicCache()
+
+    def step(
+        self, embeds_NH: torch.Tensor, hidden_NH: torch.Tensor, state: DynamicCache
+    ) -> tuple[torch.Tensor, DynamicCache]:
+        """Reads one more token per prefix. Returns the outputs `[N, G]` and the memory."""
+        return self._run(embeds_NH[:, None], hidden_NH[:, None], state)[:, 0], state
+
+    def select(self, state: DynamicCache, rows: torch.Tensor) -> DynamicCache:
+        state.batch_select_indices(rows)
+        return state
+
+    def _run(self, embeds: torch.Tensor, hidden: torch.Tensor, memory: DynamicCache | None) -> torch.Tensor:
+        inputs = self.in_proj(torch.cat([hidden, embeds], dim=-1))
+        first = 0 if memory is None else memory.get_seq_length()
+        positions = torch.arange(first, first + inputs.shape[1], device=inputs.device)[None]
+        # No mask: sdpa is causal over a whole block, and one query sees all of the memory.
+        outputs = self.layer(
+            inputs, attention_mask=None, cache=memory, position_embeddings=self.rotary_emb(inputs, positions)
+        )
+        return self.norm(outputs)
+
+
+PREFIX_ENCODERS: dict[str, tuple[str, Any]] = {
+    "gru": ("prefix_gru", PrefixGRU),
+    "attention": ("prefix_attention", PrefixAttention),
+}
+
+
+class LowRankCorrection(nn.Sequential):
+    """`W2 · SiLU(W1 · [z ; s])`, to be added to the base logits. W1: (H+G) -> R, W2: R -> V (or Vd), no bias."""
+
+    def __init__(self, config: DominoConfig):
+        super().__init__(
+            nn.Linear(config.hidden_size + config.head_hidden_size, config.head_rank, bias=False),
+            nn.SiLU(),
+            nn.Linear(config.head_rank, config.draft_vocab_size or config.vocab_size, bias=False),
+        )
+
+    def features(self, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """`SiLU(W1 · [z ; s])`, `[..., R]`: what the last matrix is applied to."""
+        return self[1](self[0](torch.cat([hidden, state], dim=-1)))
+
+
+def effective_weight(linear: nn.Module) -> torch.Tensor:
+    """The matrix `[out, in]` that a linear layer applies, adapters included.
+
+    PEFT's layers keep the base weight in `.weight` and add theirs in `forward`: only applying the layer shows both.
+    """
+    if type(linear) is nn.Linear:
+        return linear.weight
+    with torch.no_grad():
+        return linear(torch.eye(linear.in_features, dtype=linear.weight.dtype, device=linear.weight.device)).T

@@ -1,0 +1,55 @@
+"""Hidden states and attentions of emitted tokens, in the shapes that plain `generate` returns."""
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from .tree_domino import DraftTree
+
+
+class ForwardRecords:
+    """Collects what the user asked to have returned, for a single sequence (batches do not come here).
+
+    Plain generation has one forward per token: the whole prompt first, then one row each. Here a token's row is its
+    node in the tree.
+    """
+
+    def __init__(self, generation_config: GenerationConfig):
+        recorded = generation_config.return_dict_in_generate
+        self.hidden_states: tuple | None = () if recorded and generation_config.output_hidden_states else None
+        self.attentions: tuple | None = () if recorded and generation_config.output_attentions else None
+
+    def add_prefill(self, outputs: Any) -> None:
+        if self.hidden_states is not None:
+            self.hidden_states += (outputs.hidden_states,)
+        if self.attentions is not None:
+            self.attentions += (outputs.attentions,)
+
+    def add(self, outputs: Any, trees: list[DraftTree], paths: list[list[int]], num_nodes: int) -> None:
+        """Adds one entry per node of the first sequence's path."""
+        for step, node in enumerate(paths[0]):
+            if self.hidden_states is not None:
+                self.hidden_states += (tuple(states[:, node : node + 1] for states in outputs.hidden_states),)
+            if self.attentions is not None:
+                path = paths[0][: step + 1]
+                self.attentions += (
+                    tuple(
+                        self._row(attention, node, path, num_nodes, getattr(layer, "sliding_window", None))
+                        for attention, layer in zip(outputs.attentions, outputs.cache.layers, strict=True)
+                    ),
+                )
+
+    @staticmethod
+    def _row(
+        attention: torch.Tensor, node: int, path: list[int], num_nodes: int, window: int | None
+    ) -> torch.Tensor:
+        """One node's attention over the context and its own path, `[1, heads, 1, T + step + 1]`.
+
+        Args:
+            window: entries that a sliding layer of the cache would have kept in plain generation.
+        """
+        context = attention.shape[-1] - num_nodes
+        row = attention[:, :, node : node + 1]
+        row = torch.cat([row[..., :context], row[..., [context + n for n in path]]], dim=-1)
+        return row if window is None else row[..., -window:]

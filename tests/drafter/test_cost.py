@@ -1,0 +1,76 @@
+"""How much is verified follows from the times measured and the probabilities of the drafts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_domino.drafter.cost_domino import RoundCosts, round_costs
+from tests.tiny import tiny_drafter, tiny_target
+
+
+def measured(seconds_of_rows: dict[int, float], draft_seconds: float = 0.0, max_rows: int = 17) -> RoundCosts:
+    costs = RoundCosts(max_rows)
+    for rows, seconds in seconds_of_rows.items():
+        for _ in range(3):
+            costs.record_verify(rows, seconds)
+    costs.record_draft(draft_seconds)
+    return costs
+
+
+def test_times_between_measured_ones_are_interpolated():
+    costs = measured({1: 1.0, 5: 1.4, 17: 3.8})
+    assert costs.verify_seconds(1) == 1.0
+    assert costs.verify_seconds(3) == pytest.approx(1.2)
+    assert costs.verify_seconds(11) == pytest.approx(2.6)
+
+
+@given(st.dictionaries(st.integers(1, 20), st.floats(0.01, 5.0), min_size=1, max_size=6))
+def test_more_rows_never_seem_cheaper(seconds_of_rows):
+    costs = measured(seconds_of_rows)
+    times = [costs.verify_seconds(rows) for rows in range(1, 25)]
+    assert all(later >= earlier - 1e-9 for earlier, later in zip(times, times[1:], strict=False))
+
+
+def test_a_slow_outlier_changes_nothing():
+    costs = measured({1: 1.0, 4: 1.1, 17: 1.5})
+    costs.record_verify(4, 60.0)
+    assert costs.verify_seconds(4) == 1.1
+
+
+def test_one_row_some_and_the_most_are_tried_before_anything_is_judged():
+    costs, tried = RoundCosts(17), []
+    while (rows := costs.unmeasured(17)) is not None:
+        tried.append(rows)
+        costs.record_verify(rows, 1.0)
+    assert sorted(set(tried)) == [1, 4, 17] and len(tried) < 10
+    assert RoundCosts(17).unmeasured(3) == 1  # never more rows than there are
+
+
+def test_cheap_rows_are_filled_and_dear_ones_are_not():
+    probabilities = [0.6, 0.4, 0.3, 0.2, 0.1, 0.05] + [0.01] * 10
+    free = measured({1: 1.0, 4: 1.0, 17: 1.0})
+    dear = measured({1: 1.0, 4: 4.0, 17: 17.0})
+    between = measured({1: 1.0, 4: 1.3, 17: 2.6})
+    assert free.worthwhile(probabilities) == len(probabilities)
+    assert dear.worthwhile(probabilities) == 0
+    assert 2 <= between.worthwhile(probabilities) <= 6
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=16), st.floats(0.0, 0.3), st.floats(0.0, 1.0))
+def test_no_other_number_gives_more_text_per_second(probabilities, slope, draft_seconds):
+    costs = measured({1: 1.0, 4: 1.0 + 3 * slope, 17: 1.0 + 16 * slope}, draft_seconds)
+    probabilities.sort(reverse=True)
+
+    def rate(count: int) -> float:
+        return (1 + sum(probabilities[:count])) / (draft_seconds + costs.verify_seconds(count + 1))
+
+    chosen = costs.worthwhile(probabilities)
+    assert all(rate(chosen) >= rate(count) - 1e-9 for count in range(len(probabilities) + 1))
+
+
+def test_costs_belong_to_a_pair_and_a_batch_size():
+    target = tiny_target()
+    drafter, other = tiny_drafter(target), tiny_drafter(target)
+    assert round_costs(target, drafter) is round_costs(target, drafter, 1)
+    assert round_costs(target, drafter) is not round_costs(target, drafter, 2)
+    assert round_costs(target, drafter) is not round_costs(target, other)
