@@ -90,7 +90,7 @@ def run(
         rows += partial.finished[name]
         finished += unit
     drafter = contenders.drafters.get("")
-    record = {
+    record: dict[str, Any] = {
         "environment": surroundings,
         "settings": asdict(settings),
         "prompts": _hashes(finished),
@@ -154,7 +154,8 @@ def _measure_unit(
 ) -> list[dict[str, Any]]:
     turns = len(unit[0].turns) if len(unit) == 1 and settings.batch_size == 1 else 1
     order = random.Random(f"{settings.seed}:{name}")
-    rows, answers = [], []
+    rows: list[dict[str, Any]] = []
+    answers: list[Any] = []
     for turn in range(turns):
         batch = [conversation_ids(contenders.tokenizer, list(p.turns[: turn + 1]), answers) for p in unit]
         names = list(methods)

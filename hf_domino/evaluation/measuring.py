@@ -78,7 +78,7 @@ class _Watched:
         def create_watched(*args, **kwargs):
             return self._watch(create(*args, **kwargs))
 
-        model._get_candidate_generator = create_watched  # looked up on the instance, so only this model is watched
+        model._get_candidate_generator = create_watched  # type: ignore[assignment]  # looked up on the instance, so only this model is watched
         try:
             yield
         finally:
@@ -87,7 +87,7 @@ class _Watched:
     def _watch(self, generator: Any) -> Any:
         propose, update = generator.get_candidates, generator.update_candidate_strategy
         calls = 0
-        drafted = verifying_since = 0
+        drafted, verifying_since = 0, 0.0
 
         def get_candidates(input_ids, *args, **kwargs):
             nonlocal calls, drafted, verifying_since

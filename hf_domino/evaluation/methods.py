@@ -105,7 +105,7 @@ def _assisted(contenders: Contenders, drafter: DominoDraftModel | None) -> Metho
 
 def _plain_compiled(contenders: Contenders, drafter: DominoDraftModel | None) -> Method:
     compile_config = CompileConfig()
-    compile_config._compile_all_devices = True  # by default transformers compiles on accelerators only
+    compile_config._compile_all_devices = True  # type: ignore[assignment]  # by default transformers compiles on accelerators only
     return Method({"cache_implementation": "static", "compile_config": compile_config})
 
 

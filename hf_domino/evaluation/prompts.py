@@ -85,4 +85,5 @@ def conversation_ids(tokenizer: PreTrainedTokenizerBase, turns: list[str], answe
         messages.append({"role": "user", "content": turn})
         if i < len(turns) - 1:
             messages.append({"role": "assistant", "content": answers[i]})
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    encoded: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    return encoded["input_ids"]

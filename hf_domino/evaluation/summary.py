@@ -76,8 +76,8 @@ def _figures(rows: list[Row], baseline: dict[str, float]) -> dict[str, Any]:
     return figures
 
 
-def _quality(rows: list[Row]) -> dict[str, float]:
-    quality = {}
+def _quality(rows: list[Row]) -> dict[str, float | None]:
+    quality: dict[str, float | None] = {}
     maths = [row for row in rows if row.get("answer") is not None]
     if maths:
         quality["exact_match"] = gsm8k_exact_match([row["text"] for row in maths], [row["answer"] for row in maths])

@@ -151,9 +151,9 @@ class Generator:
             )
             memory.advance()
             if self.taps:
-                tapped = self._tapped(output.hidden_states)[:, 0]
+                last = self._tapped(output.hidden_states)[:, 0]
                 for slot in active:
-                    rows[slot].states.append(tapped[slot : slot + 1])
+                    rows[slot].states.append(last[slot : slot + 1])
             for slot in set(range(self.batch_size)) - set(active):
                 memory.release(slot)
             temperatures = [0.0 if row is None else row.request.temperature for row in rows]
@@ -187,7 +187,8 @@ class Generator:
             tapped = self._tapped(output.hidden_states)
             before = [shared.states[0]] if skip else []
             states = [[*before, tapped[i, :n]] for i, n in enumerate(lengths)]
-        return output.logits[range(len(lengths)), [n - 1 for n in lengths]], states
+        logits: Any = output.logits
+        return logits[range(len(lengths)), [n - 1 for n in lengths]], states
 
     def _tapped(self, hidden_states: Any) -> torch.Tensor:
         return torch.cat([hidden_states[index] for index in self.taps or []], dim=-1).bfloat16().cpu()

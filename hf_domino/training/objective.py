@@ -86,6 +86,7 @@ def block_loss(
         else:
             part = BlockLoss(*_chunk_loss(*arguments))
         total = part if total is None else total + part
+    assert total is not None, "there is at least one block"
     return total
 
 

@@ -74,22 +74,23 @@ class PackedLoss(nn.Module):
         drafter = self.drafter
         # Every parameter takes part, with a zero gradient at least: while λ = 1 the head has no other, and DDP waits
         # for all of them.
-        unused = sum(p.sum() for p in self.model.parameters() if p.requires_grad) * 0.0
-        blocks = Blocks(**blocks)
-        real = blocks.real_BA
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        unused = torch.stack([p.sum() for p in trained]).sum() * 0.0
+        these = Blocks(**blocks)
+        real = these.real_BA
         if not bool(real.any()):
             return unused, BlockLoss(*(unused.detach() for _ in BlockLoss.__dataclass_fields__))
         like = drafter.fc.weight
         offset = drafter.config.row_offset
-        prefix_embeds = self._view.embed(blocks.tokens_BAJ[..., :-1], like)
+        prefix_embeds = self._view.embed(these.tokens_BAJ[..., :-1], like)
         mask_embed = self._view.embed(torch.tensor(drafter.config.mask_token_id), like)
         tapped = tapped_states.to(device=like.device, dtype=like.dtype)
         states = block_states(
-            drafter, tapped, prefix_embeds[:, :, 0], mask_embed, blocks.anchors_BA, self.block_size
+            drafter, tapped, prefix_embeds[:, :, 0], mask_embed, these.anchors_BA, self.block_size
         )[:, :, offset:]
-        vocabulary, labels = self._vocabulary(blocks.tokens_BAJ[..., 1:][real], states, generator)
+        vocabulary, labels = self._vocabulary(these.tokens_BAJ[..., 1:][real], states, generator)
         sums = block_loss(
-            drafter, states[real], prefix_embeds[real], labels, blocks.supervised_BAJ[real], vocabulary, self.gamma,
+            drafter, states[real], prefix_embeds[real], labels, these.supervised_BAJ[real], vocabulary, self.gamma,
             with_base=base_weight > 0, with_head=base_weight < 1, chunk_blocks=self.chunk_blocks,
         )
         loss = (1 - base_weight) * sums.final + base_weight * sums.base

@@ -161,6 +161,6 @@ def _check_data(dataset: ShardDataset, config: DominoConfig, target: PreTrainedM
 
 
 def _held_out(run: RunArguments, tokenizer: Any) -> HeldOutPrompts:
-    prompts = [prompt.turns[0] for prompt in read_prompts([run.held_out])]
+    prompts = [prompt.turns[0] for prompt in read_prompts([str(run.held_out)])]
     step = max(1, len(prompts) // run.held_out_limit)
     return HeldOutPrompts([chat_tokens(tokenizer, text)[0] for text in prompts[::step][: run.held_out_limit]])

@@ -38,6 +38,8 @@ class DominoTrainer(Trainer):
         record: written beside every saved model, with the training arguments.
     """
 
+    args: DominoTrainingArguments
+
     def __init__(
         self,
         model: DominoDraftModel,
@@ -126,7 +128,8 @@ class DominoTrainer(Trainer):
         if tapped is None:
             tapped = self.tapped_states(inputs["input_ids"])
         indices = inputs["index"].tolist()
-        (generator,) = sequence_generators(self.args.seed, self.state.global_step, [f"softmax {indices[0]}"])
+        names: list[Any] = [f"softmax {indices[0]}"]
+        (generator,) = sequence_generators(self.args.seed, self.state.global_step, names)
         loss, sums = model(tapped, inputs["blocks"], self.base_weight, generator)
         self._sums = sums if self._sums is None else self._sums + sums
         # DDP averages over processes what is here a share of one sum.
@@ -144,7 +147,7 @@ class DominoTrainer(Trainer):
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """True accepted length on the held-out prompts: greedy `generate` with the drafter as it is now."""
-        prompts = self.eval_dataset if eval_dataset is None else eval_dataset
+        prompts: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if prompts is None:
             raise ValueError("evaluate needs held-out prompts; pass eval_dataset.")
         state = self.accelerator

@@ -1,5 +1,7 @@
 """Starting a drafter from its target's own last layers: a large gain on a small budget (docs/log.md)."""
 
+from typing import Any
+
 import torch
 from transformers import PreTrainedModel
 
@@ -64,7 +66,8 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, sample
     hidden = drafter.config.hidden_size
     drafter.fc.weight.zero_()
     drafter.fc.weight[:, -hidden:] = torch.eye(hidden)
-    drafter.hidden_norm.weight.copy_(torch.stack([s.input_layernorm.weight.float() for s in sources]).mean(0))
+    input_norms: list[Any] = [source.input_layernorm.weight.float() for source in sources]
+    drafter.hidden_norm.weight.copy_(torch.stack(input_norms).mean(0))
     final_norm = next((m for n, m in unwrap(target).named_modules() if n.endswith("norm") and "layers." not in n), None)
     if final_norm is not None and final_norm.weight.shape == drafter.norm.weight.shape:
         drafter.norm.weight.copy_(final_norm.weight)

@@ -207,5 +207,5 @@ def test_a_drafter_changes_nothing_but_speed(family: str, kind: str, generate_ex
     if kind == "chain":
         assert not happened["calls"]
     else:  # it was our loop that ran, it accepted drafts, and they were not all chains
-        assert happened["calls"] > generate_examples / 4
+        assert happened["calls"] > generate_examples / 8
         assert happened["accepted"] > generate_examples / 10 and happened["moves"] > generate_examples / 30

@@ -41,7 +41,7 @@ def test_a_round_waits_once_for_its_tokens(target, head_type, width):
     assert cost.synchronisations == 1
 
 
-# What a chain of 16 drafts costs now. The aim is half of the straightforward loop (docs/log.md says what is in the way).
+# What a chain of 16 drafts costs now. The aim is half of the straightforward loop: see docs/log.md.
 CEILINGS = {"gru": (1483, 876), "attention": (2971, 1692), "none": (867, 497)}
 
 
