@@ -184,7 +184,7 @@ class Generator:
         memory.fill(slots, layers, [len(request.prompt) for request in requests])
         states: list[list[torch.Tensor]] = [[] for _ in requests]
         if self.taps:
-            tapped = self._tapped(output.hidden_states)
+            tapped: Any = self._tapped(output.hidden_states)
             before = [shared.states[0]] if skip else []
             states = [[*before, tapped[i, :n]] for i, n in enumerate(lengths)]
         logits: Any = output.logits
