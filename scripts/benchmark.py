@@ -19,22 +19,33 @@ from hf_domino.evaluation.spec_bench import write_answers
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", nargs="+", required=True, metavar="FILE.jsonl",
-                        help="rows with `prompt` or `turns`, and optionally `set`; Spec-Bench and GSM8K as they are")
+    parser.add_argument(
+        "--prompts",
+        nargs="+",
+        required=True,
+        metavar="FILE.jsonl",
+        help="rows with `prompt` or `turns`, and optionally `set`; Spec-Bench and GSM8K as they are",
+    )
     parser.add_argument("--output", required=True, metavar="RECORD.json")
     parser.add_argument("--limit", type=int, help="at most this many prompts of each set")
-    parser.add_argument("--methods", nargs="+", default=list(DEFAULT_METHODS), metavar="METHOD",
-                        help=f"{', '.join(KINDS)}; with settings, `domino[max_tree_nodes=4]`; joined by `+`")
-    parser.add_argument("--block-sizes", nargs="+", type=int, default=[],
-                        help="adds `domino` with these block sizes")
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=list(DEFAULT_METHODS),
+        metavar="METHOD",
+        help=f"{', '.join(KINDS)}; with settings, `domino[max_tree_nodes=4]`; joined by `+`",
+    )
+    parser.add_argument("--block-sizes", nargs="+", type=int, default=[], help="adds `domino` with these block sizes")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--run-code", action="store_true",
-                        help="run answers to rows with a `test` (HumanEval), in limited processes")
-    parser.add_argument("--spec-bench-answers", metavar="FOLDER",
-                        help="also write each method's answers in Spec-Bench's format")
+    parser.add_argument(
+        "--run-code", action="store_true", help="run answers to rows with a `test` (HumanEval), in limited processes"
+    )
+    parser.add_argument(
+        "--spec-bench-answers", metavar="FOLDER", help="also write each method's answers in Spec-Bench's format"
+    )
     add_model_arguments(parser)
     return parser.parse_args(arguments)
 

@@ -1,7 +1,7 @@
 """Stage, check and publish a drafter. Nothing goes up without --push: by default the command shows what would.
 
-    python scripts/publish.py --checkpoint runs/mine --record record.json --folder staged/mine --target org/target
-    python scripts/publish.py --folder staged/mine --push
+python scripts/publish.py --checkpoint runs/mine --record record.json --folder staged/mine --target org/target
+python scripts/publish.py --folder staged/mine --push
 """
 
 import argparse
@@ -24,8 +24,10 @@ def main(arguments: list[str] | None = None) -> None:
     elif options.record:
         complete(options.folder, record)
     report = inspect_staged(options.folder).raise_if_refused()
-    print(f"{options.folder}: {report.parameters:,} parameters, {', '.join(report.dtypes)}, {report.size:,} bytes; "
-          "files, code, tensors and checksums are right.")
+    print(
+        f"{options.folder}: {report.parameters:,} parameters, {', '.join(report.dtypes)}, {report.size:,} bytes; "
+        "files, code, tensors and checksums are right."
+    )
     if options.target:
         try_with_target(options.folder, options.target)
     if options.engines:
@@ -41,12 +43,21 @@ def main(arguments: list[str] | None = None) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="the staged repo: made from --checkpoint, completed "
-                        "if only --record is given, else taken as it is")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        required=True,
+        help="the staged repo: made from --checkpoint, completed if only --record is given, else taken as it is",
+    )
     parser.add_argument("--checkpoint", help="a trained drafter, folder or Hub id")
     parser.add_argument("--record", type=Path, help="JSON record of the card (docs/publishing.md)")
-    parser.add_argument("--benchmark", type=Path, action="append", default=[],
-                        help="JSON of scripts/benchmark.py, added to the card's results; may be repeated")
+    parser.add_argument(
+        "--benchmark",
+        type=Path,
+        action="append",
+        default=[],
+        help="JSON of scripts/benchmark.py, added to the card's results; may be repeated",
+    )
     parser.add_argument("--target", help="folder or Hub id of the target, to draft a few rounds with")
     parser.add_argument("--engines", type=Path, help="write the variant for serving engines here")
     parser.add_argument("--max-shard-size", default="5GB")
@@ -77,8 +88,10 @@ def try_with_target(folder: Path, name: str) -> None:
     messages = [{"role": "user", "content": PROMPT}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
     trial = try_drafter(folder, target, prompt["input_ids"])
-    print(f"{name}: {trial.rounds} rounds, {trial.acceptance_length:.2f} tokens per forward, output "
-          f"{'identical' if trial.identical else 'NOT identical'} ({target.dtype}).")
+    print(
+        f"{name}: {trial.rounds} rounds, {trial.acceptance_length:.2f} tokens per forward, output "
+        f"{'identical' if trial.identical else 'NOT identical'} ({target.dtype})."
+    )
     if not trial.identical and str(target.dtype) == "torch.float32":
         raise SystemExit("In float32 the output must be identical: this drafter or this target is not right.")
 

@@ -1,6 +1,6 @@
 """Makes a Markdown report with plots from records of `benchmark.py` and `studies.py`.
 
-    python scripts/report.py record.json ... -o report
+python scripts/report.py record.json ... -o report
 """
 
 import argparse

@@ -29,8 +29,13 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     prompts = read_prompts(options.prompts, options.limit)
     run_study(
-        options.study, load_contenders(options), prompts, options.output,
-        values=options.values, max_new_tokens=options.max_new_tokens, seed=options.seed,
+        options.study,
+        load_contenders(options),
+        prompts,
+        options.output,
+        values=options.values,
+        max_new_tokens=options.max_new_tokens,
+        seed=options.seed,
     )
 
 

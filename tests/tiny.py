@@ -51,11 +51,15 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "qwen3_tied": (Qwen3Config, Qwen3ForCausalLM, {"tie_word_embeddings": True}),
     "mistral_sliding": (MistralConfig, MistralForCausalLM, {"sliding_window": 12}),
     # Embeddings scaled by sqrt(H) inside the model, sliding and full layers with a RoPE each.
-    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, {
-        "sliding_window": 12,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
-        "query_pre_attn_scalar": 8,
-    }),
+    "gemma3": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        {
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 8,
+        },
+    ),
 }
 
 
@@ -92,8 +96,14 @@ def skilled_drafter(target: PreTrainedModel, head_type: str = "gru", **overrides
 
 def tiny_drafter(target: PreTrainedModel, head_type: str = "gru", seed: int = 1, **overrides: Any) -> DominoDraftModel:
     """A random drafter in float32, in eval mode. Its head's last matrix is random too, so that the head matters."""
-    fields = dict(block_size=6, num_hidden_layers=2, head_rank=8, head_hidden_size=32,
-                  initializer_range=0.3, candidate_pool_size=None)
+    fields = dict(
+        block_size=6,
+        num_hidden_layers=2,
+        head_rank=8,
+        head_hidden_size=32,
+        initializer_range=0.3,
+        candidate_pool_size=None,
+    )
     config = DominoConfig.for_target(target.config, head_type=head_type, **(fields | overrides))
     torch.manual_seed(seed)
     drafter = DominoDraftModel(config).eval()
@@ -125,7 +135,7 @@ def fit_head(drafter: DominoDraftModel, target: PreTrainedModel, sequences: int 
     mask_embed = view.embed(torch.tensor(config.mask_token_id), like)
     states = block_states(
         drafter, view.tapped_states(outputs.hidden_states), embeds[:, :, 0], mask_embed, anchors, config.block_size
-    )[:, :, config.row_offset:].flatten(0, 1)
+    )[:, :, config.row_offset :].flatten(0, 1)
     encoded = drafter.prefix_encoder.encode(embeds.flatten(0, 1), states)
     features = drafter.embed_proj.features(states, encoded).flatten(0, 1)
     wanted = outputs.logits[rows, positions].flatten(0, 2) - view.base_logits(states).flatten(0, 1)
@@ -141,4 +151,3 @@ def plain_text(target: PreTrainedModel, ids: torch.Tensor, **arguments: Any) -> 
 def drafted_text(target: PreTrainedModel, drafter: DominoDraftModel, ids: torch.Tensor, **arguments: Any):
     """What `generate` gives with one."""
     return plain_text(target, ids, assistant_model=drafter, **arguments)
-

@@ -91,9 +91,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         drafter.drafting_stats = self.stats
         self.costs = round_costs(target, drafter)
         wanted = generation_config.return_dict_in_generate and generation_config.output_hidden_states
-        self.model_kwargs_overrides = {
-            "output_hidden_states": True if wanted else self.target.hidden_states_indices
-        }
+        self.model_kwargs_overrides = {"output_hidden_states": True if wanted else self.target.hidden_states_indices}
 
     def get_candidates(
         self,

@@ -30,11 +30,36 @@ _HEAD_TENSORS = ("prefix_gru.", "prefix_attention.", "embed_proj.")
 TENSOR_PREFIXES = ("draft_model.", "dflash_module.", "model.", "logit_head.")
 # What serving engines read of a drafter's config.json, besides model_type and architectures.
 ENGINE_KEYS = (
-    "attention_bias", "attention_dropout", "block_size", "bos_token_id", "dflash_config", "dtype", "emb_dim",
-    "eos_token_id", "head_dim", "hidden_act", "hidden_size", "initializer_range", "intermediate_size", "layer_types",
-    "max_position_embeddings", "max_window_layers", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
-    "num_target_layers", "pad_token_id", "rms_norm_eps", "rope_parameters", "rope_theta", "sliding_window",
-    "tie_word_embeddings", "transformers_version", "use_cache", "use_sliding_window", "vocab_size",
+    "attention_bias",
+    "attention_dropout",
+    "block_size",
+    "bos_token_id",
+    "dflash_config",
+    "dtype",
+    "emb_dim",
+    "eos_token_id",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "layer_types",
+    "max_position_embeddings",
+    "max_window_layers",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "num_target_layers",
+    "pad_token_id",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_theta",
+    "sliding_window",
+    "tie_word_embeddings",
+    "transformers_version",
+    "use_cache",
+    "use_sliding_window",
+    "vocab_size",
 )
 
 
@@ -222,8 +247,10 @@ def check_loading(info: dict[str, Any], head_type: str) -> None:
     problems = {
         "Missing": sorted(info["missing_keys"]),
         "Unexpected": sorted(info["unexpected_keys"]),
-        "Misshapen": [f"{name} {tuple(found)}, expected {tuple(expected)}"
-                      for name, found, expected in sorted(info["mismatched_keys"])],
+        "Misshapen": [
+            f"{name} {tuple(found)}, expected {tuple(expected)}"
+            for name, found, expected in sorted(info["mismatched_keys"])
+        ],
     }
     if not any(problems.values()):
         return

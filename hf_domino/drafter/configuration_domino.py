@@ -110,8 +110,11 @@ class DominoConfig(Qwen3Config):
         unknown = sorted(name for name in kwargs if name not in known and not name.startswith("_"))
         if unknown:
             raise ValueError(f"DominoConfig has no field {', '.join(map(repr, unknown))}; check the spelling.")
-        absurd = [f"{name} {value}" for name, limit in _LARGEST.items()
-                  if isinstance(value := getattr(self, name), int) and value > limit]
+        absurd = [
+            f"{name} {value}"
+            for name, limit in _LARGEST.items()
+            if isinstance(value := getattr(self, name), int) and value > limit
+        ]
         if absurd:
             raise ValueError(f"No drafter has {', '.join(absurd)}: this configuration is damaged or hostile.")
         if self.target_layer_ids is None:
@@ -185,8 +188,9 @@ class DominoConfig(Qwen3Config):
         if self.pure_draft_prefix_len < 0:
             raise ValueError(f"pure_draft_prefix_len must not be negative, got {self.pure_draft_prefix_len}.")
         if self.head_type == "attention" and self.head_hidden_size % 32:
-            raise ValueError(f"head_hidden_size must be a multiple of 32 for the attention head, got "
-                             f"{self.head_hidden_size}.")
+            raise ValueError(
+                f"head_hidden_size must be a multiple of 32 for the attention head, got {self.head_hidden_size}."
+            )
 
     @classmethod
     def for_target(
@@ -213,8 +217,11 @@ class DominoConfig(Qwen3Config):
         text = target_config.get_text_config()
         if target_config.is_encoder_decoder:
             raise ValueError("Domino drafts for decoder-only models; this target is an encoder-decoder.")
-        missing = [n for n in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
-                   if not isinstance(getattr(text, n, None), int)]
+        missing = [
+            n
+            for n in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
+            if not isinstance(getattr(text, n, None), int)
+        ]
         if missing:
             raise ValueError(f"The target's configuration ({text.model_type}) lacks {', '.join(missing)}.")
         heads = text.num_attention_heads

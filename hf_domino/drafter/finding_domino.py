@@ -95,10 +95,17 @@ def _base_models(model: ModelInfo) -> list[str]:
 
 def _acceptance_length(model: ModelInfo) -> float | None:
     results = [result for entry in model.model_index or () for result in entry.get("results") or ()]
-    values = [_number(metric.get("value")) for result in results for metric in result.get("metrics") or ()
-              if metric.get("type") == ACCEPTANCE_METRIC]
-    values += [_number(result.metric_value) for result in getattr(model.card_data, "eval_results", None) or ()
-               if result.metric_type == ACCEPTANCE_METRIC and not results]
+    values = [
+        _number(metric.get("value"))
+        for result in results
+        for metric in result.get("metrics") or ()
+        if metric.get("type") == ACCEPTANCE_METRIC
+    ]
+    values += [
+        _number(result.metric_value)
+        for result in getattr(model.card_data, "eval_results", None) or ()
+        if result.metric_type == ACCEPTANCE_METRIC and not results
+    ]
     values = [value for value in values if value is not None]
     return fmean(values) if values else None
 

@@ -244,9 +244,7 @@ class DominoDraftModel(PreTrainedModel):
         # transformers allocates what a checkpoint lacks before it reports that; look at the files' headers first.
         if state_dict is None and not load_config.is_quantized:
             check_weight_files(checkpoint_files, model.state_dict(), model.config.head_type)
-        return PreTrainedModel._load_pretrained_model(
-            model, state_dict, checkpoint_files, load_config, *args, **kwargs
-        )
+        return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
     @classmethod
     def for_target(cls, target: PreTrainedModel, target_name: str | None = None, **kwargs) -> "DominoDraftModel":

@@ -18,7 +18,14 @@ from .record import PartialResults, environment, write_record
 from .summary import summarise
 
 DEFAULT_METHODS = (
-    "plain", "domino", "domino-chain", "base", "native-dflash", "prompt-lookup", "assisted", "plain-compiled",
+    "plain",
+    "domino",
+    "domino-chain",
+    "base",
+    "native-dflash",
+    "prompt-lookup",
+    "assisted",
+    "plain-compiled",
 )
 
 
@@ -72,7 +79,8 @@ def run(
     """
     surroundings = environment(contenders.model)
     identity = {
-        "settings": asdict(settings), "prompts": _hashes(prompts),
+        "settings": asdict(settings),
+        "prompts": _hashes(prompts),
         "environment": {key: value for key, value in surroundings.items() if key != "date"},
     }
     partial = PartialResults(output, identity)
@@ -94,7 +102,9 @@ def run(
         "environment": surroundings,
         "settings": asdict(settings),
         "prompts": _hashes(finished),
-        "cost_of_a_draft_round": None if drafter is None else {
+        "cost_of_a_draft_round": None
+        if drafter is None
+        else {
             "domino": asdict(count_round(contenders.model, drafter)),
             "straightforward": asdict(count_straightforward_round(contenders.model, drafter)),
         },
@@ -174,8 +184,15 @@ def _measure_unit(
 
 
 def _row(
-    name: str, unit: list[Prompt], turn: int, method: str, measured: Measurement, plain: Measurement,
-    batch: list[list[int]], contenders: Contenders, settings: Settings,
+    name: str,
+    unit: list[Prompt],
+    turn: int,
+    method: str,
+    measured: Measurement,
+    plain: Measurement,
+    batch: list[list[int]],
+    contenders: Contenders,
+    settings: Settings,
 ) -> dict[str, Any]:
     texts = [contenders.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in measured.tokens]
     row = {

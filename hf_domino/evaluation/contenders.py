@@ -16,8 +16,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models")
     group.add_argument("--model", help="target: folder or Hub id (default: the one the project ships a drafter for)")
     group.add_argument("--drafter", help="Domino drafter for it: folder or Hub id (default: the one shipped)")
-    group.add_argument("--drafters", nargs="*", default=[], metavar="LABEL=PATH",
-                       help="further drafters, for methods such as domino:LABEL")
+    group.add_argument(
+        "--drafters",
+        nargs="*",
+        default=[],
+        metavar="LABEL=PATH",
+        help="further drafters, for methods such as domino:LABEL",
+    )
     group.add_argument("--assistant", help="a small ordinary model, for the method `assisted`")
     group.add_argument("--dtype", default="bfloat16", help="float32, bfloat16 or float16")
     group.add_argument("--device", default="cpu", help="cpu, cuda, mps, ...")

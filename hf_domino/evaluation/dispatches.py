@@ -21,17 +21,48 @@ from .straightforward import StraightforwardDrafting
 
 # Reads of values by Python. They are caught as calls: on a CPU they reach no operator.
 _HOST_READS = {
-    "item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__",
+    "item",
+    "tolist",
+    "numpy",
+    "cpu",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__complex__",
+    "__array__",
 }
 # Operators whose output's shape depends on values, so that the host waits for them.
-_WAITING = {"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim", "aten::equal",
-            "aten::repeat_interleave.Tensor"}
+_WAITING = {
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::equal",
+    "aten::repeat_interleave.Tensor",
+}
 # They only describe memory anew: dispatched, but nothing is launched.
 _VIEWS = {
-    "aten::view", "aten::_unsafe_view", "aten::t", "aten::transpose.int", "aten::slice.Tensor", "aten::select.int",
-    "aten::expand", "aten::unsqueeze", "aten::squeeze.dim", "aten::split.Tensor", "aten::split_with_sizes",
-    "aten::permute", "aten::alias", "aten::detach", "aten::unbind.int", "aten::chunk", "aten::unfold",
-    "aten::as_strided", "aten::squeeze", "aten::squeeze.dims",
+    "aten::view",
+    "aten::_unsafe_view",
+    "aten::t",
+    "aten::transpose.int",
+    "aten::slice.Tensor",
+    "aten::select.int",
+    "aten::expand",
+    "aten::unsqueeze",
+    "aten::squeeze.dim",
+    "aten::split.Tensor",
+    "aten::split_with_sizes",
+    "aten::permute",
+    "aten::alias",
+    "aten::detach",
+    "aten::unbind.int",
+    "aten::chunk",
+    "aten::unfold",
+    "aten::as_strided",
+    "aten::squeeze",
+    "aten::squeeze.dims",
 }
 
 

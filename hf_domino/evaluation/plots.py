@@ -43,8 +43,15 @@ def speedup_by_set(results: dict[str, Any], path: Path) -> bool:
             heights = [f["speedup"] for f in figures]
             below = [max(0.0, f["speedup"] - f["speedup_ci95"][0]) for f in figures]
             above = [max(0.0, f["speedup_ci95"][1] - f["speedup"]) for f in figures]
-            axis.bar([g + i * step for g in range(len(groups))], heights, step, yerr=[below, above], capsize=2,
-                     label=name, edgecolor="black" if name in _OURS else "none")
+            axis.bar(
+                [g + i * step for g in range(len(groups))],
+                heights,
+                step,
+                yerr=[below, above],
+                capsize=2,
+                label=name,
+                edgecolor="black" if name in _OURS else "none",
+            )
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set_xticks([g + step * (len(methods) - 1) / 2 for g in range(len(groups))], groups, rotation=20)
         axis.set_ylabel("speed-up over plain generate")
@@ -74,8 +81,11 @@ def acceptance_by_position(results: dict[str, Any], path: Path) -> bool:
 
 def time_per_round(results: dict[str, Any], path: Path) -> bool:
     """Stacked bars: milliseconds of drafting, verifying and the rest, per target forward after the prefill."""
-    timed = {n: r["overall"] for n, r in results.items()
-             if r["overall"]["rounds"] and r["overall"]["draft_seconds"] is not None}
+    timed = {
+        n: r["overall"]
+        for n, r in results.items()
+        if r["overall"]["rounds"] and r["overall"]["draft_seconds"] is not None
+    }
     if not timed:
         return False
     with _figure(path) as axis:

@@ -42,8 +42,16 @@ def sets_table(record: Record) -> str:
     sets = list(next(iter(results.values()))["sets"])
     return _table(
         ["method", *sets],
-        [[name, *(f"{result['sets'][label]['speedup']:.2f}× / {result['sets'][label]['acceptance_length']:.2f}"
-                  for label in sets)] for name, result in results.items()],
+        [
+            [
+                name,
+                *(
+                    f"{result['sets'][label]['speedup']:.2f}× / {result['sets'][label]['acceptance_length']:.2f}"
+                    for label in sets
+                ),
+            ]
+            for name, result in results.items()
+        ],
     )
 
 
@@ -114,8 +122,13 @@ def _environment(environment: dict[str, Any]) -> str:
 
 def _differences(record: Record) -> list[str]:
     rows = [
-        [method, difference["unit"].partition(":")[0], str(difference["position"]), f"{difference['margin']:.3f}",
-         "yes" if difference["top2"] else "no"]
+        [
+            method,
+            difference["unit"].partition(":")[0],
+            str(difference["position"]),
+            f"{difference['margin']:.3f}",
+            "yes" if difference["top2"] else "no",
+        ]
         for method, result in measured(record).items()
         for difference in result.get("differences", [])
     ]
@@ -130,8 +143,11 @@ def _quality(record: Record) -> list[str]:
     kinds = sorted({kind for quality in results.values() for kind in quality or {}})
     if not kinds:
         return []
-    rows = [[name, *(f"{quality[kind]:.1%}" if kind in quality else "–" for kind in kinds)]
-            for name, quality in results.items() if quality]
+    rows = [
+        [name, *(f"{quality[kind]:.1%}" if kind in quality else "–" for kind in kinds)]
+        for name, quality in results.items()
+        if quality
+    ]
     return ["Task quality:", "", _table(["method", *(kind.replace("_", " ") for kind in kinds)], rows), ""]
 
 
@@ -139,8 +155,10 @@ def _round_cost(record: Record) -> list[str]:
     costs = {name: cost for name, cost in (record.get("cost_of_a_draft_round") or {}).items() if cost}
     if not costs:
         return []
-    rows = [[name, *(str(cost[key]) for key in ("dispatches", "launches", "synchronisations"))]
-            for name, cost in costs.items()]
+    rows = [
+        [name, *(str(cost[key]) for key in ("dispatches", "launches", "synchronisations"))]
+        for name, cost in costs.items()
+    ]
     table = _table(["draft round", "operator dispatches", "without views", "host synchronisations"], rows)
     return ["Cost of one draft round on any machine:", "", table, ""]
 
@@ -149,13 +167,30 @@ def _study(name: str, record: Record, folder: Path) -> list[str]:
     file = f"{_slug(name)}.png"
     plots.study_curves(record, folder / file)
     rows = [
-        [str(point["x"]), method, f"{figures['speedup']:.2f}×", f"{figures['acceptance_length']:.2f}",
-         _milliseconds(figures, "draft_seconds"), f"{figures['identical']:.1%}"]
-        for point in record["points"] for method, figures in point["methods"].items()
+        [
+            str(point["x"]),
+            method,
+            f"{figures['speedup']:.2f}×",
+            f"{figures['acceptance_length']:.2f}",
+            _milliseconds(figures, "draft_seconds"),
+            f"{figures['identical']:.1%}",
+        ]
+        for point in record["points"]
+        for method, figures in point["methods"].items()
     ]
     headers = [record["x_label"], "method", "speed-up", "tokens per forward", "draft ms per forward", "identical"]
-    return [f"## {name}", "", record["question"], "", _environment(record["environment"]), "", _table(headers, rows),
-            "", f"![{record['study']}]({file})", ""]
+    return [
+        f"## {name}",
+        "",
+        record["question"],
+        "",
+        _environment(record["environment"]),
+        "",
+        _table(headers, rows),
+        "",
+        f"![{record['study']}]({file})",
+        "",
+    ]
 
 
 def _milliseconds(figures: dict[str, Any], part: str) -> str:

@@ -38,12 +38,14 @@ def write_answers(rows: list[dict[str, Any]], method: str, model_id: str, path: 
             or [1] * sum(row["tokens"] for row in turns),
         }
         question_id = turns[0].get("question_id")
-        lines.append({
-            "question_id": number if question_id is None else question_id,
-            "category": turns[0].get("category") or turns[0]["set"],
-            "answer_id": unit,
-            "model_id": model_id,
-            "choices": [choice],
-        })
+        lines.append(
+            {
+                "question_id": number if question_id is None else question_id,
+                "category": turns[0].get("category") or turns[0]["set"],
+                "answer_id": unit,
+                "model_id": model_id,
+                "choices": [choice],
+            }
+        )
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

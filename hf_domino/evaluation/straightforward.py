@@ -43,10 +43,14 @@ class StraightforwardDrafting:
         seen = self.caches[0][0].shape[2] if self.caches else 0
         positions = torch.arange(seen, seen + tapped_BST.shape[1], device=like.device)[None]
         new = self.drafter.context_keys_values(tapped_BST, positions)
-        self.caches = new if not self.caches else [
-            (torch.cat([keys, more_keys], dim=2), torch.cat([values, more_values], dim=2))
-            for (keys, values), (more_keys, more_values) in zip(self.caches, new, strict=True)
-        ]
+        self.caches = (
+            new
+            if not self.caches
+            else [
+                (torch.cat([keys, more_keys], dim=2), torch.cat([values, more_values], dim=2))
+                for (keys, values), (more_keys, more_values) in zip(self.caches, new, strict=True)
+            ]
+        )
         seen += tapped_BST.shape[1]
         masks = torch.full((1, config.block_size - 1), config.mask_token_id, device=anchor_B.device)
         embeds = self.target.embed(torch.cat([anchor_B[:, None], masks], dim=1), like)

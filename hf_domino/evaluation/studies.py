@@ -31,8 +31,13 @@ class Study:
 
 
 def run_study(
-    name: str, contenders: Contenders, prompts: list[Prompt], output: str | Path,
-    values: Sequence[float] | None = None, max_new_tokens: int = 128, seed: int = 0,
+    name: str,
+    contenders: Contenders,
+    prompts: list[Prompt],
+    output: str | Path,
+    values: Sequence[float] | None = None,
+    max_new_tokens: int = 128,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Runs a study and writes its record.
 
@@ -74,13 +79,19 @@ def _over_methods(*patterns: str):
     """A benchmark with a method for each value: `{}` in the pattern. Its name in the study is the pattern's kind."""
 
     def run(contenders, prompts, values, settings, output):
-        names = {(x, pattern.partition("[")[0].partition(":")[0]): pattern.format(x)
-                 for x in values for pattern in patterns}
+        names = {
+            (x, pattern.partition("[")[0].partition(":")[0]): pattern.format(x) for x in values for pattern in patterns
+        }
         record = _benchmark(contenders, prompts, settings, output, methods=list(names.values()))
         points = [
-            {"x": x, "methods": {kind: record["methods"][name]["overall"]
-                                 for (value, kind), name in names.items()
-                                 if value == x and "overall" in record["methods"][name]}}
+            {
+                "x": x,
+                "methods": {
+                    kind: record["methods"][name]["overall"]
+                    for (value, kind), name in names.items()
+                    if value == x and "overall" in record["methods"][name]
+                },
+            }
             for x in values
         ]
         return points, record["environment"]
@@ -111,8 +122,14 @@ def _over_prompt_lengths(methods: tuple[str, ...]):
         made = [prompt for length in values for prompt in prompts_of_length(contenders, prompts, int(length))]
         record = _benchmark(contenders, made, settings, output, methods=list(methods))
         points = [
-            {"x": x, "methods": {name: record["methods"][name]["sets"][str(int(x))] for name in methods
-                                 if "sets" in record["methods"][name]}}
+            {
+                "x": x,
+                "methods": {
+                    name: record["methods"][name]["sets"][str(int(x))]
+                    for name in methods
+                    if "sets" in record["methods"][name]
+                },
+            }
             for x in values
         ]
         return points, record["environment"]
@@ -150,23 +167,61 @@ def _measured(record: dict[str, Any], part: str, methods: tuple[str, ...]) -> di
 _RIVALS = ("domino", "domino-chain", "base", "prompt-lookup")
 
 STUDIES: dict[str, Study] = {
-    "block-size": Study("How long a block pays?", "block size", (4, 8, 16, 32),
-                        _over_methods("domino[block_size={}]", "base[block_size={}]"), log_x=True),
-    "pool": Study("How many candidates per position need the head?", "candidates per position",
-                  (4, 8, 16, 32, 64, 256), _over_methods("domino[candidate_pool_size={}]"), log_x=True),
-    "tree": Study("How large a tree pays?", "largest number of tree nodes", (1, 2, 4, 8, 16, 32, 64),
-                  _over_methods("domino[max_tree_nodes={}]", "base-tree[max_tree_nodes={}]"), log_x=True),
-    "head": Study("What does the head add, and which one?", "drafter", (),
-                  _over_methods("domino:{}", "domino-chain:{}", "base:{}")),
+    "block-size": Study(
+        "How long a block pays?",
+        "block size",
+        (4, 8, 16, 32),
+        _over_methods("domino[block_size={}]", "base[block_size={}]"),
+        log_x=True,
+    ),
+    "pool": Study(
+        "How many candidates per position need the head?",
+        "candidates per position",
+        (4, 8, 16, 32, 64, 256),
+        _over_methods("domino[candidate_pool_size={}]"),
+        log_x=True,
+    ),
+    "tree": Study(
+        "How large a tree pays?",
+        "largest number of tree nodes",
+        (1, 2, 4, 8, 16, 32, 64),
+        _over_methods("domino[max_tree_nodes={}]", "base-tree[max_tree_nodes={}]"),
+        log_x=True,
+    ),
+    "head": Study(
+        "What does the head add, and which one?",
+        "drafter",
+        (),
+        _over_methods("domino:{}", "domino-chain:{}", "base:{}"),
+    ),
     "taps": Study("Which of the target's layers should be tapped?", "taps", (), _over_methods("domino:{}", "base:{}")),
-    "curriculum": Study("Does the base-anchored curriculum help, against final-only and base-only training?",
-                        "curriculum", (), _over_methods("domino:{}", "base:{}")),
-    "vocabulary": Study("How many tokens does the drafter's training vocabulary need?", "vocabulary", (),
-                        _over_methods("domino:{}")),
-    "batch": Study("Does drafting pay in batches?", "batch size", (1, 2, 4, 8, 16),
-                   _over_settings("batch_size", _RIVALS), log_x=True),
-    "temperature": Study("What does sampling cost the drafter?", "temperature", (0.0, 0.3, 0.5, 0.7, 1.0),
-                         _over_settings("temperature", _RIVALS)),
-    "length": Study("Does the drafter hold on long prompts?", "prompt tokens", (128, 256, 512, 1024, 2048, 4096, 8192),
-                    _over_prompt_lengths(_RIVALS), log_x=True),
+    "curriculum": Study(
+        "Does the base-anchored curriculum help, against final-only and base-only training?",
+        "curriculum",
+        (),
+        _over_methods("domino:{}", "base:{}"),
+    ),
+    "vocabulary": Study(
+        "How many tokens does the drafter's training vocabulary need?", "vocabulary", (), _over_methods("domino:{}")
+    ),
+    "batch": Study(
+        "Does drafting pay in batches?",
+        "batch size",
+        (1, 2, 4, 8, 16),
+        _over_settings("batch_size", _RIVALS),
+        log_x=True,
+    ),
+    "temperature": Study(
+        "What does sampling cost the drafter?",
+        "temperature",
+        (0.0, 0.3, 0.5, 0.7, 1.0),
+        _over_settings("temperature", _RIVALS),
+    ),
+    "length": Study(
+        "Does the drafter hold on long prompts?",
+        "prompt tokens",
+        (128, 256, 512, 1024, 2048, 4096, 8192),
+        _over_prompt_lengths(_RIVALS),
+        log_x=True,
+    ),
 }

@@ -30,9 +30,7 @@ def variant(drafter: DominoDraftModel, **changes: Any) -> DominoDraftModel:
         changed = DominoDraftModel(config)
     shared = drafter.state_dict(keep_vars=True)
     expected = changed.state_dict()
-    wrong = [
-        name for name, tensor in expected.items() if name not in shared or shared[name].shape != tensor.shape
-    ]
+    wrong = [name for name, tensor in expected.items() if name not in shared or shared[name].shape != tensor.shape]
     if wrong:
         raise ValueError(f"Changing {', '.join(changes)} would need other weights than the drafter's: {wrong[0]}.")
     changed.load_state_dict({name: shared[name] for name in expected}, assign=True)

@@ -98,18 +98,20 @@ def _field(record: Mapping[str, Any], *path: str) -> str:
 
 
 def _architecture(config: DominoConfig) -> dict[str, Any]:
-    head = "none" if config.head_type == "none" else (
-        f"{config.head_type}, width {config.head_hidden_size}, rank {config.head_rank}"
+    head = (
+        "none"
+        if config.head_type == "none"
+        else (f"{config.head_type}, width {config.head_hidden_size}, rank {config.head_rank}")
     )
     predicts = "the token after it" if config.shift_label else "the token at its own place"
     draft_vocabulary = config.draft_vocab_size
     return {
         "Backbone": f"{config.num_hidden_layers} Qwen3-style layers, hidden size {config.hidden_size}, "
-                    f"{config.num_attention_heads} heads, {config.num_key_value_heads} key/value heads",
+        f"{config.num_attention_heads} heads, {config.num_key_value_heads} key/value heads",
         "Head": head,
         "Block": f"{config.block_size} rows, {config.max_drafts} drafts; a row predicts {predicts}",
         "Tapped layers of the target": f"{', '.join(map(str, config.target_layer_ids))} "
-                                       f"of {config.num_target_layers} (0-based)",
+        f"of {config.num_target_layers} (0-based)",
         "Mask token": config.mask_token_id,
         "Vocabulary": f"{config.vocab_size}, of which {draft_vocabulary or 'all'} are drafted",
         "RoPE base": (config.rope_parameters or {}).get("rope_theta"),

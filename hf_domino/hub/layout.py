@@ -22,7 +22,15 @@ WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 DATA_FILES = {
-    CONFIG, INDEX, CARD, CHECKSUMS, RECORD, "generation_config.json", "training.json", "LICENSE", "NOTICE",
+    CONFIG,
+    INDEX,
+    CARD,
+    CHECKSUMS,
+    RECORD,
+    "generation_config.json",
+    "training.json",
+    "LICENSE",
+    "NOTICE",
     ".gitattributes",
 }
 PICTURES = re.compile(r"(?:[\w-]+/)?[\w.-]+\.(?:png|svg)")

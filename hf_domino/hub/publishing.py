@@ -99,9 +99,7 @@ def _commit(api: HfApi, plan: Push, message: str) -> str:
             # Were it somebody else's, the Hub would refuse a commit with the old parent.
             if head == parent:
                 operations += [CommitOperationDelete(name) for name in plan.deletions]
-            return api.create_commit(
-                plan.repo_id, operations, commit_message=message, parent_commit=parent
-            ).commit_url
+            return api.create_commit(plan.repo_id, operations, commit_message=message, parent_commit=parent).commit_url
         # The transport's own exceptions come from a library that changes with the version of huggingface_hub.
         except Exception as error:
             status = error.response.status_code if isinstance(error, HfHubHTTPError) else None

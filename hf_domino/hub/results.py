@@ -28,11 +28,12 @@ def result_of_benchmark(benchmark: Mapping[str, Any]) -> dict[str, Any]:
             "temperature": settings["temperature"],
             "max_new_tokens": settings["max_new_tokens"],
             "command": f"python scripts/benchmark.py --prompts {prompts} --methods {' '.join(settings['methods'])} "
-                       f"--max-new-tokens {settings['max_new_tokens']} --temperature {settings['temperature']} "
-                       f"--seed {settings['seed']} --output record.json",
+            f"--max-new-tokens {settings['max_new_tokens']} --temperature {settings['temperature']} "
+            f"--seed {settings['seed']} --output record.json",
             "methods": {
                 name: {part: figures[part] for part in ("overall", "sets") if part in figures}
-                for name, figures in benchmark["methods"].items() if "unavailable" not in figures
+                for name, figures in benchmark["methods"].items()
+                if "unavailable" not in figures
             },
         }
     except KeyError as error:
@@ -54,8 +55,13 @@ def card_results(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         missing = [key for key in (*_CONDITIONS, "methods") if result.get(key) is None]
         if missing:
             raise ValueError(f"A result without its {', '.join(missing)} says nothing; add it to the card's record.")
-        found.append({**{key: str(result[key]) for key in _CONDITIONS}, "methods": result["methods"],
-                      "rows": list(_rows(result["methods"]))})
+        found.append(
+            {
+                **{key: str(result[key]) for key in _CONDITIONS},
+                "methods": result["methods"],
+                "rows": list(_rows(result["methods"])),
+            }
+        )
     return found
 
 
@@ -67,15 +73,17 @@ def eval_results(results: Iterable[Mapping[str, Any]]) -> list[EvalResult]:
         for name, figures in _sets(result["methods"].get(_OURS, {})):
             for metric, title in ((ACCEPTANCE_METRIC, "Tokens per target forward"), ("speedup", "Speed-up")):
                 if figures.get(metric) is not None:
-                    entries.append(EvalResult(
-                        task_type="text-generation",
-                        dataset_type=name,
-                        dataset_name=name,
-                        dataset_config=conditions,
-                        metric_type=metric,
-                        metric_name=title,
-                        metric_value=round(float(figures[metric]), 3),
-                    ))
+                    entries.append(
+                        EvalResult(
+                            task_type="text-generation",
+                            dataset_type=name,
+                            dataset_name=name,
+                            dataset_config=conditions,
+                            metric_type=metric,
+                            metric_name=title,
+                            metric_value=round(float(figures[metric]), 3),
+                        )
+                    )
     return entries
 
 

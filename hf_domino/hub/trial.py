@@ -35,8 +35,10 @@ def try_drafter(
     drafter = DominoDraftModel.from_pretrained(str(folder), dtype=target.dtype).to(target.device)
     input_ids = input_ids.to(target.device)
     options = {
-        "inputs": input_ids, "attention_mask": torch.ones_like(input_ids),
-        "do_sample": False, "max_new_tokens": max_new_tokens,
+        "inputs": input_ids,
+        "attention_mask": torch.ones_like(input_ids),
+        "do_sample": False,
+        "max_new_tokens": max_new_tokens,
     }
     plain = target.generate(**options)
     drafted = target.generate(**options, assistant_model=drafter)

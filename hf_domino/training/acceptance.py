@@ -45,7 +45,10 @@ def acceptance_length(
         for prompt in prompts:
             ids = prompt[None].to(target.device)
             target.generate(
-                ids, attention_mask=torch.ones_like(ids), assistant_model=drafter, do_sample=False,
+                ids,
+                attention_mask=torch.ones_like(ids),
+                assistant_model=drafter,
+                do_sample=False,
                 max_new_tokens=max_new_tokens,
             )
             accepted = drafter.drafting_stats.accepted
@@ -76,6 +79,8 @@ class AcceptanceWatch(TrainerCallback):
             logger.warning(
                 "Step %d: the accepted length on held-out prompts is %.3f, down from %.3f. If it goes on falling, the "
                 "drafter is forgetting or overfitting: lower the learning rate, or add text.",
-                state.global_step, found, self.best,
+                state.global_step,
+                found,
+                self.best,
             )
         self.best = max(self.best, found)

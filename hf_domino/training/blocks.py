@@ -38,9 +38,7 @@ def sequence_generators(seed: int, step: int, indices: Iterable[int]) -> list[to
 
     So a resumed run, and a run on several processes, draws the anchors that an unbroken run on one process draws.
     """
-    return [
-        torch.Generator().manual_seed(random.Random(f"{seed} {step} {index}").getrandbits(63)) for index in indices
-    ]
+    return [torch.Generator().manual_seed(random.Random(f"{seed} {step} {index}").getrandbits(63)) for index in indices]
 
 
 def sample_anchors(

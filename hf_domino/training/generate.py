@@ -100,7 +100,9 @@ class Generator:
 
     @torch.no_grad()
     def run(
-        self, requests: Iterable[Request], prefix: list[int] | None = None,
+        self,
+        requests: Iterable[Request],
+        prefix: list[int] | None = None,
         on_step: Callable[[int], None] | None = None,
     ) -> Iterator[Answer]:
         """Answers, in the order in which they finish.
@@ -185,7 +187,7 @@ class Generator:
         states: list[list[torch.Tensor]] = [[] for _ in requests]
         if self.taps:
             tapped: Any = self._tapped(output.hidden_states)
-            before = [shared.states[0]] if skip else []
+            before = [shared.states[0]] if skip and shared.states is not None else []
             states = [[*before, tapped[i, :n]] for i, n in enumerate(lengths)]
         logits: Any = output.logits
         return logits[range(len(lengths)), [n - 1 for n in lengths]], states

@@ -78,8 +78,15 @@ def block_loss(
     total = None
     for chunk in torch.arange(states_NJH.shape[0], device=states_NJH.device).split(chunk_blocks):
         arguments = (
-            drafter, states_NJH[chunk], prefix_embeds_NJH[chunk], labels_NJ[chunk], supervised_NJ[chunk],
-            vocabulary, gamma, with_base, has_head,
+            drafter,
+            states_NJH[chunk],
+            prefix_embeds_NJH[chunk],
+            labels_NJ[chunk],
+            supervised_NJ[chunk],
+            vocabulary,
+            gamma,
+            with_base,
+            has_head,
         )
         if torch.is_grad_enabled() and states_NJH.shape[0] > chunk_blocks:
             part = BlockLoss(*checkpoint(_chunk_loss, *arguments, use_reentrant=False))

@@ -85,13 +85,21 @@ class PackedLoss(nn.Module):
         prefix_embeds = self._view.embed(these.tokens_BAJ[..., :-1], like)
         mask_embed = self._view.embed(torch.tensor(drafter.config.mask_token_id), like)
         tapped = tapped_states.to(device=like.device, dtype=like.dtype)
-        states = block_states(
-            drafter, tapped, prefix_embeds[:, :, 0], mask_embed, these.anchors_BA, self.block_size
-        )[:, :, offset:]
+        states = block_states(drafter, tapped, prefix_embeds[:, :, 0], mask_embed, these.anchors_BA, self.block_size)[
+            :, :, offset:
+        ]
         vocabulary, labels = self._vocabulary(these.tokens_BAJ[..., 1:][real], states, generator)
         sums = block_loss(
-            drafter, states[real], prefix_embeds[real], labels, these.supervised_BAJ[real], vocabulary, self.gamma,
-            with_base=base_weight > 0, with_head=base_weight < 1, chunk_blocks=self.chunk_blocks,
+            drafter,
+            states[real],
+            prefix_embeds[real],
+            labels,
+            these.supervised_BAJ[real],
+            vocabulary,
+            self.gamma,
+            with_base=base_weight > 0,
+            with_head=base_weight < 1,
+            chunk_blocks=self.chunk_blocks,
         )
         loss = (1 - base_weight) * sums.final + base_weight * sums.base
         return loss + unused, BlockLoss(*(value.detach().float() for value in vars(sums).values()))

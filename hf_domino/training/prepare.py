@@ -152,8 +152,12 @@ def _answer(arguments: PrepareArguments, model, tokenizer, writer: ShardWriter, 
     prompts = prompts[: arguments.limit]
     source = _Conversations(arguments, tokenizer, _usable(prompts, writer, exclusion, found), found)
     generator = Generator(
-        model, min(arguments.batch_size, len(prompts)), arguments.max_new_tokens, arguments.max_length,
-        taps=_taps(arguments), seed=arguments.seed + len(writer.done),
+        model,
+        min(arguments.batch_size, len(prompts)),
+        arguments.max_new_tokens,
+        arguments.max_length,
+        taps=_taps(arguments),
+        seed=arguments.seed + len(writer.done),
     )
     with tqdm(total=len(prompts), initial=len(writer.done), unit="prompt", desc="answering") as bar:
         tokens = 0
@@ -177,7 +181,11 @@ def _self_prompts(arguments: PrepareArguments, model, tokenizer) -> list[str]:
     path = Path(arguments.output) / SELF_PROMPTS
     if not path.exists():
         texts = draw_prompts(
-            model, tokenizer, arguments.self_prompts, arguments.batch_size, seed=arguments.seed,
+            model,
+            tokenizer,
+            arguments.self_prompts,
+            arguments.batch_size,
+            seed=arguments.seed,
             max_new_tokens=min(192, arguments.max_length // 2),
         )
         rows = [{"prompt": text} for text in tqdm(texts, total=arguments.self_prompts, desc="drawing prompts")]

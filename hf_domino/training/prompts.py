@@ -52,9 +52,7 @@ def user_turns(row: dict[str, Any], source: str = "this file") -> list[str]:
             if all(isinstance(turn, str) for turn in value):
                 return value
             return [turn["content"] for turn in value if turn["role"] == "user"]
-    raise ValueError(
-        f"A row of {source} has none of prompt, turns, question, instruction and messages: {sorted(row)}."
-    )
+    raise ValueError(f"A row of {source} has none of prompt, turns, question, instruction and messages: {sorted(row)}.")
 
 
 def user_turn_template(tokenizer: Any) -> tuple[list[int], int]:
@@ -73,7 +71,12 @@ def user_turn_template(tokenizer: Any) -> tuple[list[int], int]:
 
 
 def draw_prompts(
-    model: Any, tokenizer: Any, count: int, batch_size: int = 64, max_new_tokens: int = 192, seed: int = 0,
+    model: Any,
+    tokenizer: Any,
+    count: int,
+    batch_size: int = 64,
+    max_new_tokens: int = 192,
+    seed: int = 0,
     on_step: Callable[[int], None] | None = None,
 ) -> Iterator[str]:
     """User turns that the target itself writes after the bare template, sampled at temperature 1; repeats are left out.

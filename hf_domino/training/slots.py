@@ -58,9 +58,9 @@ class SlotMemory:
         lengths = self.lengths.to(device)
         columns = torch.arange(int(self.lengths.max()) + 1, device=device)
         hidden = columns > lengths[:, None]
-        return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(
-            hidden, torch.finfo(dtype).min
-        )[:, None, None]
+        return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, torch.finfo(dtype).min)[
+            :, None, None
+        ]
 
     # What a model asks of a cache.
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -67,7 +67,11 @@ class DominoTrainer(Trainer):
         self.gamma = args.decay_gamma or default_gamma(self.block_size)
         self.view = Target(target, config)
         super().__init__(
-            model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, data_collator=collate,
+            model=model,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            data_collator=collate,
             **kwargs,
         )
         if self.is_fsdp_enabled:
@@ -153,9 +157,7 @@ class DominoTrainer(Trainer):
         state = self.accelerator
         mine = range(state.process_index, len(prompts), state.num_processes)
         drafter = unwrap(self.model)
-        found = acceptance_length(
-            self.target, drafter, [prompts[i] for i in mine], self.args.eval_max_new_tokens
-        )
+        found = acceptance_length(self.target, drafter, [prompts[i] for i in mine], self.args.eval_max_new_tokens)
         tokens, forwards = state.reduce(torch.tensor(found, dtype=torch.float32, device=self.args.device)).tolist()
         metrics = {f"{metric_key_prefix}_acceptance_length": round(tokens / max(1.0, forwards), 4)}
         self.log(metrics)

@@ -34,7 +34,7 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, sample
         Names of the drafter's modules that were left as they are.
     """
     skipped = []
-    sources = decoder_layers(target)[-len(drafter.layers):]
+    sources = decoder_layers(target)[-len(drafter.layers) :]
     sizes: dict[tuple[int, str], float] = {}
     hooks = []
     for i, source in enumerate(sources):
@@ -52,8 +52,10 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, sample
 
     for i, (layer, source) in enumerate(zip(drafter.layers, sources, strict=True)):
         pairs = {f"self_attn.{p}": (getattr(layer.self_attn, p), getattr(source.self_attn, p)) for p in _PROJECTIONS}
-        pairs |= {f"mlp.{p}": (getattr(layer.mlp, p), getattr(source.mlp, p, None))
-                  for p in ("gate_proj", "up_proj", "down_proj")}
+        pairs |= {
+            f"mlp.{p}": (getattr(layer.mlp, p), getattr(source.mlp, p, None))
+            for p in ("gate_proj", "up_proj", "down_proj")
+        }
         pairs["input_layernorm"] = (layer.input_layernorm, source.input_layernorm)
         pairs["post_attention_layernorm"] = (layer.post_attention_layernorm, source.post_attention_layernorm)
         for name, (mine, theirs) in pairs.items():

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _SAMPLES_KEPT = 7
 _SAMPLES_WANTED = 2  # the first of a shape pays for kernels being prepared
 _PRIOR_SLOPE = 0.03  # of the time of one row, per further row, until something is measured
+_LONGEST_PAUSE = 64
 _MEMORY = 0.9  # how much of the evidence on drafting a round keeps of the rounds before
 
 
@@ -32,6 +33,7 @@ class RoundCosts:
         self._verify: dict[int, deque[float]] = {}
         self._draft: deque[float] = deque(maxlen=_SAMPLES_KEPT)
         self._tokens, self._seconds, self._rounds = 0.0, 0.0, 0
+        self._failures = 0
 
     def record_verify(self, rows: int, seconds: float) -> None:
         self._verify.setdefault(rows, deque(maxlen=_SAMPLES_KEPT)).append(seconds)
@@ -44,6 +46,7 @@ class RoundCosts:
         self._tokens = _MEMORY * self._tokens + tokens
         self._seconds = _MEMORY * self._seconds + seconds
         self._rounds += 1
+        self._failures = 0 if self.drafting_pays else self._failures + 1
 
     @property
     def drafting_pays(self) -> bool:
@@ -51,6 +54,11 @@ class RoundCosts:
         if self._rounds < 3 or not self._verify:
             return True
         return self._tokens * self.verify_seconds(1) >= self._seconds
+
+    @property
+    def pause(self) -> int:
+        """Rounds to leave drafting off for: none while it pays, and longer after each try that did not."""
+        return min(2**self._failures, _LONGEST_PAUSE) if self._failures else 0
 
     @property
     def draft_seconds(self) -> float:

@@ -32,7 +32,6 @@ _KNOWN_KWARGS = {
     "attention_mask", "cache", "inputs_embeds", "logits_to_keep", "output_attentions", "output_hidden_states",
     "position_ids", "use_cache",
 }  # fmt: skip
-_LONGEST_PAUSE = 64
 
 
 def loop_applies(
@@ -109,7 +108,8 @@ class _Loop:
         self.rows = list(range(input_ids.shape[0]))
         self.lookups = [self._text_lookup(prompt.tolist()) for prompt in input_ids]
         self.depth = self.limits.tokens
-        self.pause, self.failures = 0, 0
+        # Other text may suit the drafter better than the last call's, so a new call tries a little sooner.
+        self.pause = 0 if self.limits.constant else self.costs.pause // 2
         self.expected, self.accepted = 8.0, 8.0
 
     def _text_lookup(self, prompt: list[int]) -> TextLookup:
@@ -184,7 +184,8 @@ class _Loop:
         self.stats.verify_seconds += ended - drafted
         self.costs.record_verify(max(len(tree) for tree in trees), ended - drafted)
         if self.drafting:
-            self._judge_drafting(sum(map(len, paths)) / len(paths), ended - started)
+            self.costs.record_drafted_round(sum(map(len, paths)) / len(paths), ended - started)
+            self.pause = 0 if self.limits.constant else self.costs.pause
         for row, tree, path, offer in zip(self.rows, trees, paths, offers, strict=True):
             self.stats.record(row, len(tree) - 1, max(tree.depths), len(path) - 1)
             self._learn(row, tree, path, offer)
@@ -226,15 +227,6 @@ class _Loop:
         ranked = [[tree.probabilities[node] for node in tree.ranked()[: self.max_nodes]] for tree in trees]
         means = [sum(r[i] for r in ranked if i < len(r)) / len(ranked) for i in range(max(map(len, ranked)))]
         return self.costs.worthwhile(means, self.drafting)
-
-    def _judge_drafting(self, tokens: float, seconds: float) -> None:
-        """Drafting that does not pay is left off for a while, longer each time."""
-        self.costs.record_drafted_round(tokens, seconds)
-        if self.limits.constant or self.costs.drafting_pays:
-            self.failures = 0
-        else:
-            self.failures += 1
-            self.pause = min(2**self.failures, _LONGEST_PAUSE)
 
     def _verify(self, trees: list[DraftTree]):
         """One forward of the target over all nodes of all trees."""

@@ -19,7 +19,12 @@ _EXPECTED = {
     "_validate_generation_mode": {"self", "generation_mode", "generation_config", "generation_mode_kwargs"},
     "_get_candidate_generator": {"self", "generation_config", "input_ids", "logits_processor", "assistant_model"},
     "_assisted_decoding": {
-        "self", "input_ids", "logits_processor", "stopping_criteria", "generation_config", "assistant_model",
+        "self",
+        "input_ids",
+        "logits_processor",
+        "stopping_criteria",
+        "generation_config",
+        "assistant_model",
     },
 }
 _MARK = "_domino_original"

@@ -41,9 +41,7 @@ class ForwardRecords:
                 )
 
     @staticmethod
-    def _row(
-        attention: torch.Tensor, node: int, path: list[int], num_nodes: int, window: int | None
-    ) -> torch.Tensor:
+    def _row(attention: torch.Tensor, node: int, path: list[int], num_nodes: int, window: int | None) -> torch.Tensor:
         """One node's attention over the context and its own path, `[1, heads, 1, T + step + 1]`.
 
         Args:

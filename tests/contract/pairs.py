@@ -27,19 +27,24 @@ _MIXED_LAYERS = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", 
 CONTRACT_FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = FAMILIES | {
     "gemma3": (*FAMILIES["gemma3"][:2], FAMILIES["gemma3"][2] | _MIXED_LAYERS),
     # Soft caps on attention (eager only) and output, scaled embeddings, a tied head.
-    "gemma2": (Gemma2Config, Gemma2ForCausalLM, _MIXED_LAYERS | {
-        "tie_word_embeddings": True, "query_pre_attn_scalar": 8,
-        "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0,
-    }),
+    "gemma2": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        _MIXED_LAYERS
+        | {
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 8,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
     "qwen3_sliding": (Qwen3Config, Qwen3ForCausalLM, _MIXED_LAYERS | {"use_sliding_window": True}),
 }
 FAMILIES.update(CONTRACT_FAMILIES)
 
 
 @functools.cache
-def pair(
-    family: str, attention: str = "sdpa", window: int = WINDOW
-) -> tuple[PreTrainedModel, DominoDraftModel]:
+def pair(family: str, attention: str = "sdpa", window: int = WINDOW) -> tuple[PreTrainedModel, DominoDraftModel]:
     """A target of two layers and its drafter. Drafts are whole trees, whatever they cost, until a test says else."""
     shape = {"num_hidden_layers": 2} | ({"sliding_window": window} if "sliding_window" in FAMILIES[family][2] else {})
     target = tiny_target(family, seed=3, context=0.3, **shape)

@@ -175,9 +175,7 @@ def check(family: str, kind: str, call: Call) -> None:
     streamers = (Recorder(), Recorder()) if call.streams else (None, None)
     plain_arguments = {name: value for name, value in call.arguments().items() if name not in LOOKUP}
     plain = outcome(target, call.ids, call.seed, streamer=streamers[0], **plain_arguments)
-    drafted = outcome(
-        target, call.ids, call.seed, streamer=streamers[1], assistant_model=drafter, **call.arguments()
-    )
+    drafted = outcome(target, call.ids, call.seed, streamer=streamers[1], assistant_model=drafter, **call.arguments())
     assert type(drafted.error) is type(plain.error), f"{drafted.error!r} for {plain.error!r}"
     if plain.error is not None:
         return

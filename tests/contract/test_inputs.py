@@ -96,8 +96,10 @@ def test_watermarks_that_keep_a_state(batch):
 def test_classifier_free_guidance_runs_the_target_beside_it(happened):
     target, drafter = pair("llama")
     arguments = GREEDY | {"guidance_scale": 1.7, "negative_prompt_ids": prompt_ids(3, 8)}
-    assert_same(target.generate(prompt_ids(5), assistant_model=drafter, **arguments),
-                target.generate(prompt_ids(5), **arguments))
+    assert_same(
+        target.generate(prompt_ids(5), assistant_model=drafter, **arguments),
+        target.generate(prompt_ids(5), **arguments),
+    )
     assert happened["rounds"]
 
 
@@ -112,5 +114,7 @@ def test_options_without_assisted_generation_are_transformers_own_errors():
         assert isinstance(drafted.error, ValueError) and message in str(drafted.error)
     # Beams are not drafted for, as with any assistant.
     arguments = GREEDY | {"num_beams": 2}
-    assert_same(target.generate(prompt_ids(5), assistant_model=drafter, **arguments),
-                target.generate(prompt_ids(5), **arguments))
+    assert_same(
+        target.generate(prompt_ids(5), assistant_model=drafter, **arguments),
+        target.generate(prompt_ids(5), **arguments),
+    )

@@ -14,8 +14,14 @@ from tests.tiny import PAD, prompt_ids
 def test_after_64_rounds_the_cache_holds_what_a_chains_does(family, happened, monkeypatch):
     target, drafter = pair(family)
     monkeypatch.setattr(drafter.config, "max_tree_nodes", 30)
-    arguments = dict(max_new_tokens=200, do_sample=False, eos_token_id=None, pad_token_id=PAD, repetition_penalty=2.0,
-                     return_dict_in_generate=True)
+    arguments = dict(
+        max_new_tokens=200,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=PAD,
+        repetition_penalty=2.0,
+        return_dict_in_generate=True,
+    )
     tree = target.generate(prompt_ids(5), assistant_model=drafter, **arguments)
     rounds = happened["rounds"]
     monkeypatch.setattr(drafter, "use_tree", False)
@@ -43,8 +49,15 @@ def test_a_batch_of_very_different_lengths_stays_within_1_3_of_plain(happened, m
         return result
 
     monkeypatch.setattr(decoding_domino, "compact", compact)
-    target.generate(ids * mask, attention_mask=mask, assistant_model=drafter, max_new_tokens=150, do_sample=False,
-                    eos_token_id=[5, 9], pad_token_id=PAD)
+    target.generate(
+        ids * mask,
+        attention_mask=mask,
+        assistant_model=drafter,
+        max_new_tokens=150,
+        do_sample=False,
+        eos_token_id=[5, 9],
+        pad_token_id=PAD,
+    )
     assert len(slots) > 15 and happened["accepted"]
     assert all(mine <= 1.3 * plain for mine, plain in slots), max(mine / plain for mine, plain in slots)
 

@@ -65,10 +65,14 @@ class AddsByTurns(LogitsProcessor):
         return scores
 
 
-@pytest.mark.parametrize("stateful", [
-    lambda: {"stopping_criteria": StoppingCriteriaList([LongerThan(10)])},
-    lambda: {"logits_processor": LogitsProcessorList([AddsByTurns()])},
-], ids=["criterion", "processor"])
+@pytest.mark.parametrize(
+    "stateful",
+    [
+        lambda: {"stopping_criteria": StoppingCriteriaList([LongerThan(10)])},
+        lambda: {"logits_processor": LogitsProcessorList([AddsByTurns()])},
+    ],
+    ids=["criterion", "processor"],
+)
 @pytest.mark.parametrize("why", ["static cache", "asked for"])
 def test_transformers_loop_is_not_used_where_it_overruns_a_criterion_or_misleads_a_processor(stateful, why):
     """It asks criteria after whole blocks only, and processors about drafts that it then drops."""
@@ -92,8 +96,14 @@ def test_sampling_from_nothing_is_an_error_as_in_plain_generation():
     target, drafter = pair("llama")
     for extra in ({}, {"assistant_model": drafter}):
         with pytest.raises(RuntimeError, match="nan"):
-            target.generate(prompt_ids(5), do_sample=True, pad_token_id=PAD, max_new_tokens=9,
-                            logits_processor=LogitsProcessorList([ExcludesAll()]), **extra)
+            target.generate(
+                prompt_ids(5),
+                do_sample=True,
+                pad_token_id=PAD,
+                max_new_tokens=9,
+                logits_processor=LogitsProcessorList([ExcludesAll()]),
+                **extra,
+            )
 
 
 def test_sampling_does_not_depend_on_the_default_dtype(happened):
@@ -162,8 +172,9 @@ def test_another_vocabulary_is_refused_with_both_sizes_and_not_by_asking_for_tok
 
 def test_a_drafter_trained_for_another_target_warns_once():
     theirs, mine = tiny_target(seed=0), tiny_target(seed=1)
-    drafter = tiny_drafter(mine, target_fingerprint=fingerprint(theirs.get_input_embeddings().weight),
-                           target_name="some/target")
+    drafter = tiny_drafter(
+        mine, target_fingerprint=fingerprint(theirs.get_input_embeddings().weight), target_name="some/target"
+    )
     with pytest.warns(UserWarning, match="trained for some/target.*expect little or no speed-up"):
         mine.generate(prompt_ids(4), assistant_model=drafter, max_new_tokens=2, **GREEDY)
     with warnings.catch_warnings():

@@ -122,16 +122,25 @@ def test_the_text_model_of_a_vision_language_model(happened):
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, SiglipVisionConfig
 
     text = tiny_target("gemma3", num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]).config
-    vision = SiglipVisionConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-                                image_size=8, patch_size=4)
+    vision = SiglipVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
+    )
     torch.manual_seed(0)
     target = Gemma3ForConditionalGeneration(
-        Gemma3Config(text_config=text.to_dict(), vision_config=vision.to_dict(), mm_tokens_per_image=4,
-                     image_token_index=60, boi_token_index=59, eoi_token_index=58)
+        Gemma3Config(
+            text_config=text.to_dict(),
+            vision_config=vision.to_dict(),
+            mm_tokens_per_image=4,
+            image_token_index=60,
+            boi_token_index=59,
+            eoi_token_index=58,
+        )
     ).eval()
     from tests.tiny import tiny_drafter
 
     drafter = tiny_drafter(target)
     arguments = GREEDY | {"max_new_tokens": 20}
-    assert_same(target.generate(prompt_ids(5), assistant_model=drafter, **arguments),
-                target.generate(prompt_ids(5), **arguments))
+    assert_same(
+        target.generate(prompt_ids(5), assistant_model=drafter, **arguments),
+        target.generate(prompt_ids(5), **arguments),
+    )

@@ -34,10 +34,17 @@ def test_greedy_text_is_the_same(family, skilled_pair):
     assert sum(accepted) >= 5 and max(accepted) >= 2  # else nothing was put to the test
 
 
-@pytest.mark.parametrize("head_type, fields", [
-    ("attention", {}), ("gru", {"shift_label": False}), ("gru", {"candidate_pool_size": 8}),
-    ("gru", {"context_window": 4}), ("attention", {"shift_label": False, "candidate_pool_size": 3}),
-], ids=str)
+@pytest.mark.parametrize(
+    "head_type, fields",
+    [
+        ("attention", {}),
+        ("gru", {"shift_label": False}),
+        ("gru", {"candidate_pool_size": 8}),
+        ("gru", {"context_window": 4}),
+        ("attention", {"shift_label": False, "candidate_pool_size": 3}),
+    ],
+    ids=str,
+)
 def test_greedy_text_is_the_same_with_every_kind_of_drafter(head_type, fields, skilled_pair):
     target, drafter = skilled_pair("llama", head_type, **fields)
     always_draft(drafter)
@@ -262,8 +269,13 @@ def test_greedy_text_is_the_same_whatever_the_arguments(skilled_pair, generate_e
     seen = {"accepted": 0}
 
     @settings(max_examples=generate_examples)
-    @given(arguments_of_generate, st.integers(1, 12), st.integers(0, 99), st.sampled_from(["llama", "qwen3_tied"]),
-           st.sampled_from([None, 2, 5]))
+    @given(
+        arguments_of_generate,
+        st.integers(1, 12),
+        st.integers(0, 99),
+        st.sampled_from(["llama", "qwen3_tied"]),
+        st.sampled_from([None, 2, 5]),
+    )
     def holds(arguments, length, seed, family, cap):
         target, drafter = skilled_pair(family)
         always_draft(drafter, cap)

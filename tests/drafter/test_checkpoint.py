@@ -14,40 +14,89 @@ from hf_domino import DominoConfig, DominoDraftModel
 from tests.tiny import drafted_text, plain_text, prompt_ids, tiny_drafter, tiny_target
 
 BACKBONE = {"fc.weight", "hidden_norm.weight", "norm.weight"} | {
-    f"layers.{i}.{name}.weight" for i in range(2) for name in (
-        "input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-        "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+    f"layers.{i}.{name}.weight"
+    for i in range(2)
+    for name in (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+        "self_attn.q_norm",
+        "self_attn.k_norm",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+        "mlp.down_proj",
     )
 }
 GRU_HEAD = {
-    "prefix_gru.weight_ih_l0": (96, 32), "prefix_gru.weight_hh_l0": (96, 32), "embed_proj.0.weight": (8, 64),
+    "prefix_gru.weight_ih_l0": (96, 32),
+    "prefix_gru.weight_hh_l0": (96, 32),
+    "embed_proj.0.weight": (8, 64),
     "embed_proj.2.weight": (61, 8),
 }
-NESTED = {"mask_token_id", "target_layer_ids", "projector_type", "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim",
-          "shift_label"}
-TOP = {"model_type", "architectures", "num_hidden_layers", "hidden_size", "vocab_size", "num_target_layers",
-       "block_size", "layer_types", "rope_parameters", "rope_theta", "tie_word_embeddings", "emb_dim", "eos_token_id",
-       "bos_token_id", "pad_token_id", "head_dim", "num_attention_heads", "num_key_value_heads", "intermediate_size",
-       "rms_norm_eps", "max_position_embeddings", "dflash_config"}
+NESTED = {
+    "mask_token_id",
+    "target_layer_ids",
+    "projector_type",
+    "pure_draft_prefix_len",
+    "emb_dim",
+    "gru_hidden_dim",
+    "shift_label",
+}
+TOP = {
+    "model_type",
+    "architectures",
+    "num_hidden_layers",
+    "hidden_size",
+    "vocab_size",
+    "num_target_layers",
+    "block_size",
+    "layer_types",
+    "rope_parameters",
+    "rope_theta",
+    "tie_word_embeddings",
+    "emb_dim",
+    "eos_token_id",
+    "bos_token_id",
+    "pad_token_id",
+    "head_dim",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "dflash_config",
+}
 
 
 @pytest.fixture
 def published(tmp_path: Path) -> Callable[..., Path]:
     """Writes a checkpoint as the community publishes it. `edit` and `rename` change its config and tensors."""
 
-    def write(edit: Callable[[dict[str, Any]], Any] = lambda config: None,
-              rename: Callable[[str], str] = lambda name: name,
-              tensors: Callable[[dict[str, torch.Tensor]], Any] = lambda tensors: None, **fields: Any) -> Path:
+    def write(
+        edit: Callable[[dict[str, Any]], Any] = lambda config: None,
+        rename: Callable[[str], str] = lambda name: name,
+        tensors: Callable[[dict[str, torch.Tensor]], Any] = lambda tensors: None,
+        **fields: Any,
+    ) -> Path:
         drafter = tiny_drafter(tiny_target(), **fields)
         config = drafter.config.to_dict()
-        config = {key: config[key] for key in TOP} | {"model_type": "qwen3", "architectures": ["DFlashDraftModel"],
-                                                      "dtype": "float32"}
+        config = {key: config[key] for key in TOP} | {
+            "model_type": "qwen3",
+            "architectures": ["DFlashDraftModel"],
+            "dtype": "float32",
+        }
         config.pop("rope_theta")
         edit(config)
         state = {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
         tensors(state)
-        save_file({rename(name): tensor for name, tensor in state.items()}, tmp_path / "model.safetensors",
-                  metadata={"format": "pt"})
+        save_file(
+            {rename(name): tensor for name, tensor in state.items()},
+            tmp_path / "model.safetensors",
+            metadata={"format": "pt"},
+        )
         (tmp_path / "config.json").write_text(json.dumps(config))
         return tmp_path
 
@@ -92,7 +141,8 @@ def test_saved_then_loaded_is_equal(head_type, tmp_path):
     loaded = assert_loads(tmp_path, head_type=head_type, shift_label=False)
     ignored = {"_name_or_path", "transformers_version"}
     assert {k: v for k, v in loaded.config.to_dict().items() if k not in ignored} == {
-        k: v for k, v in drafter.config.to_dict().items() if k not in ignored}
+        k: v for k, v in drafter.config.to_dict().items() if k not in ignored
+    }
 
 
 @pytest.mark.parametrize("shift_label", [True, False])
@@ -155,8 +205,16 @@ def test_either_place(published, key, place):
     assert (loaded.config.block_size, loaded.config.head_rank, loaded.config.head_type) == (6, 8, "gru")
 
 
-@pytest.mark.parametrize("key, other", [("block_size", 4), ("emb_dim", 4), ("layer_types", ["full_attention"] * 3),
-                                        ("projector_type", "dflash"), ("shift_label", False)])
+@pytest.mark.parametrize(
+    "key, other",
+    [
+        ("block_size", 4),
+        ("emb_dim", 4),
+        ("layer_types", ["full_attention"] * 3),
+        ("projector_type", "dflash"),
+        ("shift_label", False),
+    ],
+)
 def test_one_setting_with_two_values_is_refused(published, key, other):
     def edit(config):
         move(config, key, "nested")
@@ -166,10 +224,13 @@ def test_one_setting_with_two_values_is_refused(published, key, other):
         DominoDraftModel.from_pretrained(published(edit))
 
 
-@pytest.mark.parametrize("edit", [
-    lambda c: c.update(rope_theta=5.0),
-    lambda c: c.update(rope_scaling={"rope_type": "linear", "factor": 2.0}),
-])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda c: c.update(rope_theta=5.0),
+        lambda c: c.update(rope_scaling={"rope_type": "linear", "factor": 2.0}),
+    ],
+)
 def test_two_different_ropes_are_refused(published, edit):
     with pytest.raises(ValueError, match="RoPE twice"):
         DominoDraftModel.from_pretrained(published(edit))
@@ -179,25 +240,28 @@ def set_nested(**values):
     return lambda config: config["dflash_config"].update(values)
 
 
-@pytest.mark.parametrize("edit, message", [
-    (lambda c: c.pop("rope_parameters"), "no `rope_theta`"),
-    (lambda c: c.pop("block_size"), "no `block_size`"),
-    (lambda c: c.pop("num_target_layers"), "no `num_target_layers`"),
-    (lambda c: c["dflash_config"].pop("shift_label"), "no `shift_label`.*Add"),
-    (lambda c: c["dflash_config"].pop("mask_token_id"), "lacks mask_token_id"),
-    (lambda c: c["dflash_config"].pop("target_layer_ids"), "lacks target_layer_ids"),
-    (lambda c: c["dflash_config"].pop("gru_hidden_dim"), "lacks gru_hidden_dim"),
-    (lambda c: c["dflash_config"].pop("pure_draft_prefix_len"), "lacks pure_draft_prefix_len"),
-    (lambda c: c.pop("dflash_config"), "not of a drafter"),
-    (set_nested(projector_type="dspark"), "'dspark' is another kind of drafter"),
-    (set_nested(projector_type="dflash2"), "'dflash2' is another kind of drafter"),
-    (set_nested(new_trick=1), "dflash_config has 'new_trick'"),
-    (lambda c: c.update(domino_config={"pool": 3}), "domino_config has 'pool'"),
-    (lambda c: c.update(hiden_size=3), "no field 'hiden_size'"),
-    (lambda c: c.update(layer_types=["sliding_attention"] * 2), "no `sliding_window`"),
-    (set_nested(target_layer_ids=[1, 9]), "target_layer_ids"),
-    (set_nested(mask_token_id=1), "mask_token_id"),
-])
+@pytest.mark.parametrize(
+    "edit, message",
+    [
+        (lambda c: c.pop("rope_parameters"), "no `rope_theta`"),
+        (lambda c: c.pop("block_size"), "no `block_size`"),
+        (lambda c: c.pop("num_target_layers"), "no `num_target_layers`"),
+        (lambda c: c["dflash_config"].pop("shift_label"), "no `shift_label`.*Add"),
+        (lambda c: c["dflash_config"].pop("mask_token_id"), "lacks mask_token_id"),
+        (lambda c: c["dflash_config"].pop("target_layer_ids"), "lacks target_layer_ids"),
+        (lambda c: c["dflash_config"].pop("gru_hidden_dim"), "lacks gru_hidden_dim"),
+        (lambda c: c["dflash_config"].pop("pure_draft_prefix_len"), "lacks pure_draft_prefix_len"),
+        (lambda c: c.pop("dflash_config"), "not of a drafter"),
+        (set_nested(projector_type="dspark"), "'dspark' is another kind of drafter"),
+        (set_nested(projector_type="dflash2"), "'dflash2' is another kind of drafter"),
+        (set_nested(new_trick=1), "dflash_config has 'new_trick'"),
+        (lambda c: c.update(domino_config={"pool": 3}), "domino_config has 'pool'"),
+        (lambda c: c.update(hiden_size=3), "no field 'hiden_size'"),
+        (lambda c: c.update(layer_types=["sliding_attention"] * 2), "no `sliding_window`"),
+        (set_nested(target_layer_ids=[1, 9]), "target_layer_ids"),
+        (set_nested(mask_token_id=1), "mask_token_id"),
+    ],
+)
 def test_configurations_that_are_refused(published, edit, message):
     with pytest.raises(Exception, match=message):
         DominoDraftModel.from_pretrained(published(edit))
@@ -234,15 +298,19 @@ def test_sliding_layers_inside_dflash_config(published):
 HEAD_NAMES = ("prefix_gru.", "embed_proj.")
 
 
-@pytest.mark.parametrize("rename", [
-    lambda name: f"logit_head.{name}" if name.startswith(HEAD_NAMES) else name,
-    lambda name: f"draft_model.{name}",
-    lambda name: f"dflash_module.{name}",
-    lambda name: f"model.{name}",
-    lambda name: f"logit_head.{name}" if name.startswith(HEAD_NAMES) else f"model.{name}",
-    lambda name: f"draft_model.logit_head.{name}" if name.startswith(HEAD_NAMES) else f"draft_model.{name}",
-    lambda name: f"model.dflash_module.{name}",
-], ids=["logit_head", "draft_model", "dflash_module", "model", "mixed", "nested_head", "twice"])
+@pytest.mark.parametrize(
+    "rename",
+    [
+        lambda name: f"logit_head.{name}" if name.startswith(HEAD_NAMES) else name,
+        lambda name: f"draft_model.{name}",
+        lambda name: f"dflash_module.{name}",
+        lambda name: f"model.{name}",
+        lambda name: f"logit_head.{name}" if name.startswith(HEAD_NAMES) else f"model.{name}",
+        lambda name: f"draft_model.logit_head.{name}" if name.startswith(HEAD_NAMES) else f"draft_model.{name}",
+        lambda name: f"model.dflash_module.{name}",
+    ],
+    ids=["logit_head", "draft_model", "dflash_module", "model", "mixed", "nested_head", "twice"],
+)
 def test_prefixes_are_taken_off_and_never_written(published, rename, tmp_path):
     loaded = assert_loads(published(rename=rename))
     loaded.save_pretrained(tmp_path / "again")
@@ -266,14 +334,23 @@ def test_plain_dflash_never_loads_as_domino(published):
         DominoDraftModel.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda t: t.pop("fc.weight"), "Missing: fc.weight"),
-    (lambda t: t.pop("layers.1.self_attn.q_norm.weight"), "Missing: layers.1.self_attn.q_norm.weight"),
-    (lambda t: t.update({"embed_tokens.weight": torch.zeros(61, 32)}), "Unexpected: embed_tokens.weight"),
-    (lambda t: t.update({"layers.2.mlp.up_proj.weight": torch.zeros(2, 2)}), "Unexpected: layers.2.mlp.up_proj.weight"),
-    (lambda t: t.update({"fc.weight": torch.zeros(32, 96)}), r"Misshapen: fc.weight \(32, 96\), expected \(32, 128\)"),
-    (lambda t: t.update({"embed_proj.2.weight": torch.zeros(60, 8)}), "Misshapen: embed_proj.2.weight"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda t: t.pop("fc.weight"), "Missing: fc.weight"),
+        (lambda t: t.pop("layers.1.self_attn.q_norm.weight"), "Missing: layers.1.self_attn.q_norm.weight"),
+        (lambda t: t.update({"embed_tokens.weight": torch.zeros(61, 32)}), "Unexpected: embed_tokens.weight"),
+        (
+            lambda t: t.update({"layers.2.mlp.up_proj.weight": torch.zeros(2, 2)}),
+            "Unexpected: layers.2.mlp.up_proj.weight",
+        ),
+        (
+            lambda t: t.update({"fc.weight": torch.zeros(32, 96)}),
+            r"Misshapen: fc.weight \(32, 96\), expected \(32, 128\)",
+        ),
+        (lambda t: t.update({"embed_proj.2.weight": torch.zeros(60, 8)}), "Misshapen: embed_proj.2.weight"),
+    ],
+)
 def test_tensors_that_do_not_fit_are_refused(published, change, message):
     with pytest.raises(ValueError, match=message):
         DominoDraftModel.from_pretrained(published(tensors=change))

@@ -19,20 +19,49 @@ from hf_domino.drafter.configuration_domino import spread_taps
 from tests.tiny import EOS, FAMILIES, VOCAB_SIZE, tiny_drafter, tiny_target
 
 FIELDS = dict(
-    vocab_size=100, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_hidden_layers=2,
-    num_target_layers=4, mask_token_id=99, eos_token_id=1,
+    vocab_size=100,
+    hidden_size=32,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    num_hidden_layers=2,
+    num_target_layers=4,
+    mask_token_id=99,
+    eos_token_id=1,
 )
 
 
-@pytest.mark.parametrize("wrong", [
-    {"block_size": "8"}, {"block_size": True}, {"block_size": 1}, {"shift_label": None}, {"shift_label": 1},
-    {"head_type": "lstm"}, {"target_layer_ids": ["1"]}, {"target_layer_ids": [1, 4]}, {"target_layer_ids": [-1]},
-    {"target_layer_ids": []}, {"target_layer_ids": [2, 1]}, {"target_layer_ids": [1, 1]},
-    {"mask_token_id": 100}, {"mask_token_id": -1}, {"mask_token_id": 1}, {"head_rank": 0}, {"head_hidden_size": 0},
-    {"num_hidden_layers": 0}, {"max_tree_nodes": 0}, {"candidate_pool_size": 0}, {"context_window": 0},
-    {"pure_draft_prefix_len": -1}, {"num_key_value_heads": 3}, {"layer_types": ["full_attention"]},
-    {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": None},
-], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"block_size": "8"},
+        {"block_size": True},
+        {"block_size": 1},
+        {"shift_label": None},
+        {"shift_label": 1},
+        {"head_type": "lstm"},
+        {"target_layer_ids": ["1"]},
+        {"target_layer_ids": [1, 4]},
+        {"target_layer_ids": [-1]},
+        {"target_layer_ids": []},
+        {"target_layer_ids": [2, 1]},
+        {"target_layer_ids": [1, 1]},
+        {"mask_token_id": 100},
+        {"mask_token_id": -1},
+        {"mask_token_id": 1},
+        {"head_rank": 0},
+        {"head_hidden_size": 0},
+        {"num_hidden_layers": 0},
+        {"max_tree_nodes": 0},
+        {"candidate_pool_size": 0},
+        {"context_window": 0},
+        {"pure_draft_prefix_len": -1},
+        {"num_key_value_heads": 3},
+        {"layer_types": ["full_attention"]},
+        {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": None},
+    ],
+    ids=str,
+)
 def test_refuses_by_name(wrong):
     with pytest.raises(StrictDataclassError, match=next(iter(wrong))):
         DominoConfig(**(FIELDS | wrong))
@@ -70,10 +99,18 @@ def test_layers_named_sliding_keep_their_window():
     assert config.sliding_window == 7 and config.use_sliding_window
 
 
-@pytest.mark.parametrize("depth, taps, expected", [
-    (36, 5, [1, 9, 17, 25, 33]), (30, 5, [1, 8, 14, 21, 27]), (4, 5, [0, 1, 2, 3]), (1, 5, [0]),
-    (8, 5, [1, 2, 3, 4, 5]), (7, 5, [0, 2, 3, 5, 6]), (12, 1, [9]),
-])
+@pytest.mark.parametrize(
+    "depth, taps, expected",
+    [
+        (36, 5, [1, 9, 17, 25, 33]),
+        (30, 5, [1, 8, 14, 21, 27]),
+        (4, 5, [0, 1, 2, 3]),
+        (1, 5, [0]),
+        (8, 5, [1, 2, 3, 4, 5]),
+        (7, 5, [0, 2, 3, 5, 6]),
+        (12, 1, [9]),
+    ],
+)
 def test_taps_are_spread_over_the_depth(depth, taps, expected):
     assert spread_taps(depth, taps) == expected
 
@@ -95,10 +132,16 @@ def test_for_target_takes_the_targets_shape(family):
 
 
 def test_for_target_takes_the_targets_rope():
-    scaled = LlamaConfig(rope_parameters={
-        "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    })
+    scaled = LlamaConfig(
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+    )
     assert DominoConfig.for_target(scaled).rope_parameters == scaled.rope_parameters
     gemma = tiny_target("gemma3").config
     rope = DominoConfig.for_target(gemma).rope_parameters
@@ -121,8 +164,14 @@ def test_for_target_chooses_a_mask_that_is_no_special_token():
 
 def test_for_target_takes_overrides_and_explicit_choices():
     config = DominoConfig.for_target(
-        MistralConfig(), head_type="attention", block_size=8, num_hidden_layers=3, target_layer_ids=[2, 7],
-        mask_token_id=5, head_rank=64, shift_label=False,
+        MistralConfig(),
+        head_type="attention",
+        block_size=8,
+        num_hidden_layers=3,
+        target_layer_ids=[2, 7],
+        mask_token_id=5,
+        head_rank=64,
+        shift_label=False,
     )
     assert (config.head_type, config.block_size, config.num_hidden_layers) == ("attention", 8, 3)
     assert (config.target_layer_ids, config.mask_token_id, config.head_rank) == ([2, 7], 5, 64)
@@ -140,9 +189,19 @@ def test_for_target_refuses_what_it_cannot_draft_for():
 @pytest.mark.parametrize("shift_label", [True, False])
 def test_round_trip(head_type, shift_label, tmp_path):
     config = DominoConfig.for_target(
-        tiny_target().config, head_type=head_type, shift_label=shift_label, block_size=7, candidate_pool_size=None,
-        context_window=64, target_name="a/b", target_fingerprint=[0.5, 1.5], head_hidden_size=64, head_rank=16,
-        layer_types=["sliding_attention", "full_attention"], sliding_window=9, num_hidden_layers=2,
+        tiny_target().config,
+        head_type=head_type,
+        shift_label=shift_label,
+        block_size=7,
+        candidate_pool_size=None,
+        context_window=64,
+        target_name="a/b",
+        target_fingerprint=[0.5, 1.5],
+        head_hidden_size=64,
+        head_rank=16,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=9,
+        num_hidden_layers=2,
     )
     assert DominoConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
     config.save_pretrained(tmp_path)

@@ -22,9 +22,12 @@ class NaiveMemory:
     def visible(self, b, block_row, window, sliding):
         """What row `block_row` of the block attends to."""
         anchor = len(self.rows[b])
-        return [kept for position, kept in self.rows[b]
-                if (window is None or anchor - position <= window)
-                and (sliding is None or anchor + block_row - position < sliding)]
+        return [
+            kept
+            for position, kept in self.rows[b]
+            if (window is None or anchor - position <= window)
+            and (sliding is None or anchor + block_row - position < sliding)
+        ]
 
 
 def new_states(batch, count):
@@ -44,8 +47,9 @@ def check(memory, naive, window, sliding):
                 kept = naive.visible(b, k, window, sliding)
                 for part in (0, 1):
                     found = merged[part][b][:, seen[b, 0, k]]
-                    wanted = torch.stack([states[layer][part] for states in kept] +
-                                         list(block[layer][part][b].unbind(1)), dim=1)
+                    wanted = torch.stack(
+                        [states[layer][part] for states in kept] + list(block[layer][part][b].unbind(1)), dim=1
+                    )
                     assert torch.equal(found, wanted)
 
 

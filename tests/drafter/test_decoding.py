@@ -85,8 +85,11 @@ def test_processors_and_criteria_that_a_batch_may_use():
 @pytest.mark.parametrize("batch", [1, 4])
 def test_statistics_add_up_to_the_text(batch):
     target, drafter = pair("llama")
-    text = target.generate(prompt_ids(5, 2, batch=batch), assistant_model=drafter,
-                           **(ARGUMENTS | {"eos_token_id": None, "max_new_tokens": 20}))
+    text = target.generate(
+        prompt_ids(5, 2, batch=batch),
+        assistant_model=drafter,
+        **(ARGUMENTS | {"eos_token_id": None, "max_new_tokens": 20}),
+    )
     stats = drafter.drafting_stats
     for row in range(batch):
         rounds = [i for i, owner in enumerate(stats.rows) if owner == row]

@@ -14,8 +14,9 @@ HEADS = ["gru", "attention"]
 
 
 def encoder(head_type, seed=0):
-    config = DominoConfig.for_target(tiny_target().config, head_type=head_type, head_hidden_size=64,
-                                     initializer_range=0.3)
+    config = DominoConfig.for_target(
+        tiny_target().config, head_type=head_type, head_hidden_size=64, initializer_range=0.3
+    )
     torch.manual_seed(seed)
     return PREFIX_ENCODERS[head_type][1](config).eval()
 
@@ -66,8 +67,9 @@ def test_an_untrained_head_corrects_nothing(head_type):
     drafter = DominoDraftModel(DominoConfig.for_target(tiny_target().config, head_type=head_type, head_hidden_size=64))
     features = drafter.embed_proj.features(torch.randn(4, 32), torch.randn(4, 64))
     assert features.abs().sum() > 0 and drafter.embed_proj[2](features).abs().max() == 0
-    assert (drafter.prefix_encoder.state_dict() and
-            all(tensor.abs().sum() > 0 for tensor in drafter.prefix_encoder.state_dict().values()))
+    assert drafter.prefix_encoder.state_dict() and all(
+        tensor.abs().sum() > 0 for tensor in drafter.prefix_encoder.state_dict().values()
+    )
 
 
 def lora(drafter):

@@ -36,8 +36,12 @@ def packed(drafter, target, text, anchors):
     states = target(text, output_hidden_states=True).hidden_states
     rows = torch.arange(text.shape[0])[:, None]
     return view.tapped_states(states), block_states(
-        drafter, view.tapped_states(states), view.embed(text[rows, anchors], drafter.fc.weight),
-        view.embed(torch.tensor(drafter.config.mask_token_id), drafter.fc.weight), anchors, drafter.config.block_size,
+        drafter,
+        view.tapped_states(states),
+        view.embed(text[rows, anchors], drafter.fc.weight),
+        view.embed(torch.tensor(drafter.config.mask_token_id), drafter.fc.weight),
+        anchors,
+        drafter.config.block_size,
     )
 
 

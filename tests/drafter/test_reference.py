@@ -17,7 +17,9 @@ def pair(family="llama", **drafter_fields):
     drafter = tiny_drafter(target, **({"block_size": 4} | drafter_fields))
     view = Target(target, drafter.config)
     naive = NaiveDomino(
-        drafter.state_dict(), drafter.config.to_dict(), target.get_input_embeddings().weight,
+        drafter.state_dict(),
+        drafter.config.to_dict(),
+        target.get_input_embeddings().weight,
         target.get_output_embeddings().weight,
     )
     return target, DraftingSession(drafter, view), naive
@@ -67,8 +69,9 @@ def test_whole_distributions_equal_the_naive_ones(head_type, pure):
         levels = session.propose(text[:, anchor], depth=2, width=vocab)
         mine = torch.full((vocab,), -torch.inf).index_copy(0, levels.tokens_BDW[0, 0], levels.logprobs_BDW[0, 0])
         torch.testing.assert_close(mine.double(), first, **TIGHT)
-        for token_2, parent, logprob in zip(*(part[0, 1].tolist() for part in (
-                levels.tokens_BDW, levels.parents_BDW, levels.logprobs_BDW)), strict=True):
+        for token_2, parent, logprob in zip(
+            *(part[0, 1].tolist() for part in (levels.tokens_BDW, levels.parents_BDW, levels.logprobs_BDW)), strict=True
+        ):
             token_1 = int(levels.tokens_BDW[0, 0, parent])
             second = naive.logits(naive_states, [token, token_1]).log_softmax(-1)
             assert logprob == pytest.approx(float(first[token_1] + second[token_2]), abs=5e-4)
@@ -88,7 +91,9 @@ def test_context_window_equals_the_naive_one(window):
 @pytest.mark.parametrize("context_window", [None, 4, 9])
 def test_sliding_layers_equal_the_naive_ones(context_window):
     target, session, naive = pair(
-        layer_types=["sliding_attention", "full_attention"], sliding_window=6, use_sliding_window=True,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=6,
+        use_sliding_window=True,
         context_window=context_window,
     )
     text = prompt_ids(22, seed=6)

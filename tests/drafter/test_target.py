@@ -27,8 +27,9 @@ def test_tapped_states_are_the_outputs_of_the_tapped_layers(family):
     target = tiny_target(family)
     view = Target(target, tiny_drafter(target, target_layer_ids=[0, 2]).config)
     outputs = {}
-    hooks = [target.model.layers[i].register_forward_hook(lambda m, a, out, i=i: outputs.update({i: out}))
-             for i in (0, 2)]
+    hooks = [
+        target.model.layers[i].register_forward_hook(lambda m, a, out, i=i: outputs.update({i: out})) for i in (0, 2)
+    ]
     states = target(prompt_ids(5), output_hidden_states=True).hidden_states
     for hook in hooks:
         hook.remove()
@@ -45,11 +46,14 @@ def test_base_logits_are_the_targets_output_head():
     torch.testing.assert_close(logits, hidden @ target.lm_head.weight.T)
 
 
-@pytest.mark.parametrize("what, theirs, other", [
-    ("hidden size", 32, dict(hidden_size=64)),
-    ("number of layers", 4, dict(num_hidden_layers=5)),
-    ("vocabulary size", 61, dict(vocab_size=67)),
-])
+@pytest.mark.parametrize(
+    "what, theirs, other",
+    [
+        ("hidden size", 32, dict(hidden_size=64)),
+        ("number of layers", 4, dict(num_hidden_layers=5)),
+        ("vocabulary size", 61, dict(vocab_size=67)),
+    ],
+)
 def test_a_drafter_for_another_target_is_refused_with_both_values(what, theirs, other):
     value = next(iter(other.values()))
     drafter, target = tiny_drafter(tiny_target()), tiny_target(**other)

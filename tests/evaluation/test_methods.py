@@ -50,8 +50,9 @@ def test_the_head_helps_a_skilled_drafter(contenders):
 def test_chain_runs_in_transformers_loop(contenders, monkeypatch):
     calls = []
     original = DominoCandidateGenerator.get_candidates
-    monkeypatch.setattr(DominoCandidateGenerator, "get_candidates",
-                        lambda self, *a, **k: calls.append(1) or original(self, *a, **k))
+    monkeypatch.setattr(
+        DominoCandidateGenerator, "get_candidates", lambda self, *a, **k: calls.append(1) or original(self, *a, **k)
+    )
     measure(contenders.model, build_method("domino-chain", contenders), [prompt()], **GREEDY)
     assert calls
     assert contenders.drafters[""].use_tree
@@ -86,8 +87,9 @@ def test_native_dflash_drafts_what_the_backbone_drafts(shift_label, monkeypatch)
 
 def test_native_dflash_where_it_does_not_apply():
     target = tiny_target()
-    drafter = tiny_drafter(target, layer_types=["sliding_attention", "full_attention"], sliding_window=8,
-                           use_sliding_window=True)
+    drafter = tiny_drafter(
+        target, layer_types=["sliding_attention", "full_attention"], sliding_window=8, use_sliding_window=True
+    )
     with pytest.raises(ValueError, match="sliding"):
         NativeDFlashAssistant(drafter)
     with pytest.raises(Unavailable, match="sliding"):

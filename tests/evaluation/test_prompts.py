@@ -12,12 +12,19 @@ def write(path, *rows):
 
 def test_reads_every_format(tmp_path):
     own = write(tmp_path / "own.jsonl", {"prompt": "a", "set": "s"}, {"turns": ["b", "c"]})
-    spec_bench = write(tmp_path / "q.jsonl", {"question_id": 1, "category": "writing", "turns": ["d"]},
-                       {"question_id": 2, "category": "rag", "turns": ["e"]})
+    spec_bench = write(
+        tmp_path / "q.jsonl",
+        {"question_id": 1, "category": "writing", "turns": ["d"]},
+        {"question_id": 2, "category": "rag", "turns": ["e"]},
+    )
     gsm8k = write(tmp_path / "gsm8k_test.jsonl", {"question": "f", "answer": "#### 1"})
     prompts = read_prompts([own, spec_bench, gsm8k])
     assert [(p.set, p.turns) for p in prompts] == [
-        ("s", ("a",)), ("own", ("b", "c")), ("mt_bench", ("d",)), ("rag", ("e",)), ("gsm8k_test", ("f",)),
+        ("s", ("a",)),
+        ("own", ("b", "c")),
+        ("mt_bench", ("d",)),
+        ("rag", ("e",)),
+        ("gsm8k_test", ("f",)),
     ]
     assert prompts[2].row["question_id"] == 1
     assert prompts[4].row["answer"] == "#### 1"

@@ -16,8 +16,16 @@ from hf_domino.evaluation.spec_bench import write_answers
 from hf_domino.evaluation.summary import summarise
 
 METHODS = ["domino", "native-dflash", "assisted", "domino-chain"]
-KEYS = {"tokens_per_second", "speedup", "speedup_ci95", "acceptance_length", "identical", "draft_seconds",
-        "verify_seconds", "other_seconds"}
+KEYS = {
+    "tokens_per_second",
+    "speedup",
+    "speedup_ci95",
+    "acceptance_length",
+    "identical",
+    "draft_seconds",
+    "verify_seconds",
+    "other_seconds",
+}
 
 
 def prompts():
@@ -85,7 +93,9 @@ def test_spec_bench_answers(record, tmp_path):
     write_answers(record["rows"], "domino", "ours", tmp_path / "ours.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "ours.jsonl").read_text().splitlines()]
     assert [(line["question_id"], line["category"], line["model_id"]) for line in lines] == [
-        (7, "coding", "ours"), (1, "sums", "ours"), (2, "sums", "ours"),
+        (7, "coding", "ours"),
+        (1, "sums", "ours"),
+        (2, "sums", "ours"),
     ]
     choice = lines[0]["choices"][0]
     assert len(choice["turns"]) == len(choice["wall_time"]) == len(choice["new_tokens"]) == 2

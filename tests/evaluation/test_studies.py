@@ -30,8 +30,11 @@ def test_studies_over_one_drafter(contenders, tmp_path, name, values):
 
 def test_studies_over_drafters(contenders, tmp_path):
     drafter = contenders.drafters[""]
-    both = Contenders(contenders.model, contenders.tokenizer,
-                      {"": drafter, "gru": drafter, "none": variant(drafter, head_type="none")})
+    both = Contenders(
+        contenders.model,
+        contenders.tokenizer,
+        {"": drafter, "gru": drafter, "none": variant(drafter, head_type="none")},
+    )
     record = run_study("head", both, PROMPTS, tmp_path / "head.json", max_new_tokens=4)
     assert [point["x"] for point in record["points"]] == ["gru", "none"]
     assert set(record["points"][0]["methods"]) == {"domino", "domino-chain", "base"}

@@ -51,12 +51,21 @@ def adapter_record() -> dict[str, Any]:
 
 def benchmark(tau: float = 2.5) -> dict[str, Any]:
     """A benchmark record with the conditions that a card asks for."""
-    figures = {"tokens_per_second": 40.0, "speedup": 1.8, "speedup_ci95": [1.7, 1.9], "acceptance_length": tau,
-               "identical": 1.0}
+    figures = {
+        "tokens_per_second": 40.0,
+        "speedup": 1.8,
+        "speedup_ci95": [1.7, 1.9],
+        "acceptance_length": tau,
+        "identical": 1.0,
+    }
     plain = {"tokens_per_second": 22.2, "speedup": 1.0}
     return {
-        "engine": "transformers 5.24", "hardware": "two CPU cores", "dtype": "bfloat16", "temperature": 0,
-        "max_new_tokens": 128, "command": "python scripts/benchmark.py --prompts gsm8k.jsonl --output record.json",
+        "engine": "transformers 5.24",
+        "hardware": "two CPU cores",
+        "dtype": "bfloat16",
+        "temperature": 0,
+        "max_new_tokens": 128,
+        "command": "python scripts/benchmark.py --prompts gsm8k.jsonl --output record.json",
         "methods": {
             "plain": {"overall": plain, "sets": {"gsm8k": plain}},
             "domino": {"overall": figures, "sets": {"gsm8k": figures}},
@@ -67,8 +76,14 @@ def benchmark(tau: float = 2.5) -> dict[str, Any]:
 def raw_benchmark(tau: float = 2.5) -> dict[str, Any]:
     """A record as scripts/benchmark.py writes it."""
     return {
-        "environment": {"transformers": "5.24.0", "torch": "2.13.0", "processor": "A CPU", "threads": 2,
-                        "device": "cpu", "dtype": "bfloat16"},
+        "environment": {
+            "transformers": "5.24.0",
+            "torch": "2.13.0",
+            "processor": "A CPU",
+            "threads": 2,
+            "device": "cpu",
+            "dtype": "bfloat16",
+        },
         "settings": {"methods": ["plain", "domino"], "max_new_tokens": 128, "temperature": 0.0, "seed": 0},
         "prompts": {"gsm8k": ["0123"]},
         "methods": benchmark(tau)["methods"] | {"native-dflash": {"unavailable": "another row convention"}},
@@ -97,8 +112,14 @@ def hub_environment(url: str, home: Path, **changes: str) -> dict[str, str]:
     """The variables of a process that knows no other Hub, and nothing of this checkout."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "PYTHON", "TRANSFORMERS_"))}
     return kept | {
-        "HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONPATH": "", "HF_HUB_ETAG_TIMEOUT": "5", **changes,
+        "HF_ENDPOINT": url,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "PYTHONPATH": "",
+        "HF_HUB_ETAG_TIMEOUT": "5",
+        **changes,
     }
 
 

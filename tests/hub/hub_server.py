@@ -214,8 +214,11 @@ class _Handler(BaseHTTPRequestHandler):
         repo = self.hub.repos.get(repo_id)
         hidden = repo is not None and repo.private and self._role is None
         if repo is None or hidden:
-            self._answer(401 if self._role is None else 404, {"error": "Repository not found"},
-                         {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
+            self._answer(
+                401 if self._role is None else 404,
+                {"error": "Repository not found"},
+                {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"},
+            )
             return None
         return None if write and not self._may_write() else repo
 
@@ -223,8 +226,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self._role == "write":
             return True
         status = 401 if self._role is None else 403
-        self._answer(status, {"error": "no right to write"},
-                     {"X-Error-Message": "You have read access but not the required permissions for this operation"})
+        self._answer(
+            status,
+            {"error": "no right to write"},
+            {"X-Error-Message": "You have read access but not the required permissions for this operation"},
+        )
         return False
 
     def _commit_of(self, repo: Repo, revision: str) -> Commit | None:
@@ -267,7 +273,8 @@ class _Handler(BaseHTTPRequestHandler):
     def models(self, body: bytes) -> None:
         wanted = set(self.query.get("filter", []))
         found = [
-            description for repo_id, repo in self.hub.repos.items()
+            description
+            for repo_id, repo in self.hub.repos.items()
             if not (repo.private and self._role is None)
             and wanted <= set((description := self._describe(repo_id, repo, repo.head))["tags"])
         ]
@@ -285,9 +292,16 @@ class _Handler(BaseHTTPRequestHandler):
         base = data.get("base_model") or []
         tags = [*data.get("tags", []), *(f"base_model:{name}" for name in ([base] if isinstance(base, str) else base))]
         return {
-            "_id": repo_id, "id": repo_id, "modelId": repo_id, "sha": commit.sha, "private": repo.private,
-            "gated": repo.gated, "tags": tags, "cardData": {k: v for k, v in data.items() if k != "model-index"},
-            "model-index": data.get("model-index"), "lastModified": repo.modified.strftime("%Y-%m-%dT%H:%M:%S.000Z"),
+            "_id": repo_id,
+            "id": repo_id,
+            "modelId": repo_id,
+            "sha": commit.sha,
+            "private": repo.private,
+            "gated": repo.gated,
+            "tags": tags,
+            "cardData": {k: v for k, v in data.items() if k != "model-index"},
+            "model-index": data.get("model-index"),
+            "lastModified": repo.modified.strftime("%Y-%m-%dT%H:%M:%S.000Z"),
             "siblings": [{"rfilename": name, **self._entry(name, content)} for name, content in commit.files.items()],
         }
 
@@ -321,13 +335,18 @@ class _Handler(BaseHTTPRequestHandler):
         if commit is None:
             return
         if path not in commit.files:
-            return self._answer(404, {"error": "Entry not found"},
-                                {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit.sha})
+            return self._answer(
+                404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit.sha}
+            )
         content = commit.files[path]
         lfs = path.endswith(LFS_SUFFIXES)
         etag = hashlib.sha256(content).hexdigest() if lfs else git_oid(content)
-        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit.sha, "Accept-Ranges": "bytes",
-                   "Content-Type": "application/octet-stream"}
+        headers = {
+            "ETag": f'"{etag}"',
+            "X-Repo-Commit": commit.sha,
+            "Accept-Ranges": "bytes",
+            "Content-Type": "application/octet-stream",
+        }
         if lfs:
             headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(content))}
         if self.command == "HEAD":
@@ -348,8 +367,9 @@ class _Handler(BaseHTTPRequestHandler):
             content = repo.head.files.get(file["path"])
             lfs = file["path"].endswith(LFS_SUFFIXES)
             oid = None if content is None else hashlib.sha256(content).hexdigest() if lfs else git_oid(content)
-            answers.append({"path": file["path"], "uploadMode": "lfs" if lfs else "regular",
-                            "shouldIgnore": False, "oid": oid})
+            answers.append(
+                {"path": file["path"], "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": False, "oid": oid}
+            )
         self._answer(200, {"files": answers})
 
     def lfs_batch(self, body: bytes, repo_id: str) -> None:
@@ -395,8 +415,9 @@ class _Handler(BaseHTTPRequestHandler):
                     return self._answer(400, {"error": f"LFS object of {value['path']} was never uploaded"})
                 files[value["path"]] = self.hub.blobs[value["oid"]]
             elif item["key"] == "deletedFile" and files.pop(value["path"], None) is None:
-                return self._answer(404, {"error": "A file with this name doesn't exist"},
-                                    {"X-Error-Code": "EntryNotFound"})
+                return self._answer(
+                    404, {"error": "A file with this name doesn't exist"}, {"X-Error-Code": "EntryNotFound"}
+                )
         commit = repo.commit(files)
         url = f"{self.hub.url}/{repo_id}/commit/{commit.sha}"
         self._answer(200, {"commitUrl": url, "commitOid": commit.sha, "pullRequestUrl": None})

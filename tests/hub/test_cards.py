@@ -23,13 +23,20 @@ def config(staged: Path) -> dict[str, Any]:
 
 def dataset_record() -> dict[str, Any]:
     return {
-        "repo_id": "org/tiny-text", "license": "apache-2.0", "language": ["en"], "summary": "Answers.",
+        "repo_id": "org/tiny-text",
+        "license": "apache-2.0",
+        "language": ["en"],
+        "summary": "Answers.",
         "target": {"name": TARGET, "revision": "main", "chat_template": "its own", "thinking_mode": "none"},
         "data": {
-            "rows": 100, "tokens": 2000, "temperatures": [0.0, 0.8], "max_new_tokens": 256,
+            "rows": 100,
+            "tokens": 2000,
+            "temperatures": [0.0, 0.8],
+            "max_new_tokens": 256,
             "columns": {"prompt": "what was asked", "response": "what the target answered"},
             "sources": [{"name": "gsm8k", "license": "MIT", "description": "training split"}],
-            "overlap_check": "checked by scripts/prepare_data.py.", "commands": ["python scripts/prepare_data.py"],
+            "overlap_check": "checked by scripts/prepare_data.py.",
+            "commands": ["python scripts/prepare_data.py"],
         },
         "not_established": ["that the answers are right"],
     }
@@ -49,7 +56,8 @@ def test_metadata_of_a_drafter(config: dict[str, Any]) -> None:
     name, results = model_index_to_eval_results(data["model-index"])
     assert name == "tiny-target-Domino"
     assert {(r.dataset_name, r.metric_type, r.metric_value) for r in results} == {
-        ("gsm8k", "acceptance_length", 2.5), ("gsm8k", "speedup", 1.8)
+        ("gsm8k", "acceptance_length", 2.5),
+        ("gsm8k", "speedup", 1.8),
     }
     assert "bfloat16, temperature 0" in results[0].dataset_config
 
@@ -64,8 +72,11 @@ def test_results_at_two_temperatures_stay_apart(config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["drafter", "adapter", "dataset"])
 def test_cards_survive_reading_and_have_no_unfilled_field(config: dict[str, Any], kind: str) -> None:
-    card = {"drafter": lambda: drafter_card(config, record()), "adapter": lambda: adapter_card(adapter_record()),
-            "dataset": lambda: dataset_card(dataset_record())}[kind]()
+    card = {
+        "drafter": lambda: drafter_card(config, record()),
+        "adapter": lambda: adapter_card(adapter_record()),
+        "dataset": lambda: dataset_card(dataset_record()),
+    }[kind]()
     text = str(card)
     assert type(card)(text).data.to_dict() == card.data.to_dict()
     assert not re.search(r"\{\{|\}\}|\{%|None|undefined|TODO|More Information Needed|\| +\|$", text, re.MULTILINE)
@@ -82,8 +93,11 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path]
 
 
-REQUIRED = [path for path in paths(record()) if path[0] not in ("results", "language") and len(path) < 3
-            and path != ("training", "settings")]
+REQUIRED = [
+    path
+    for path in paths(record())
+    if path[0] not in ("results", "language") and len(path) < 3 and path != ("training", "settings")
+]
 
 
 @pytest.mark.parametrize("path", REQUIRED, ids=".".join)

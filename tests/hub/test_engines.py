@@ -10,20 +10,65 @@ from safetensors.torch import load_file
 from hf_domino import DominoDraftModel
 from tests.tiny import drafted_text, plain_text, prompt_ids, tiny_drafter, tiny_target
 
-NESTED = {"mask_token_id", "target_layer_ids", "projector_type", "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim",
-          "shift_label"}
+NESTED = {
+    "mask_token_id",
+    "target_layer_ids",
+    "projector_type",
+    "pure_draft_prefix_len",
+    "emb_dim",
+    "gru_hidden_dim",
+    "shift_label",
+}
 # Qwen3's own fields, the special token ids, and what Domino adds at the top.
 TOP = {
-    "architectures", "model_type", "dtype", "torch_dtype", "transformers_version",
-    "attention_bias", "attention_dropout", "head_dim", "hidden_act", "hidden_size", "initializer_range",
-    "intermediate_size", "layer_types", "max_position_embeddings", "max_window_layers", "num_attention_heads",
-    "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta",
-    "sliding_window", "tie_word_embeddings", "use_cache", "use_sliding_window", "vocab_size",
-    "bos_token_id", "eos_token_id", "pad_token_id",
-    "block_size", "dflash_config", "emb_dim", "num_target_layers",
+    "architectures",
+    "model_type",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "attention_bias",
+    "attention_dropout",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "layer_types",
+    "max_position_embeddings",
+    "max_window_layers",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "sliding_window",
+    "tie_word_embeddings",
+    "use_cache",
+    "use_sliding_window",
+    "vocab_size",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "block_size",
+    "dflash_config",
+    "emb_dim",
+    "num_target_layers",
 }
-LAYER = ["input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-         "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+LAYER = [
+    "input_layernorm",
+    "post_attention_layernorm",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "self_attn.q_norm",
+    "self_attn.k_norm",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+]
 HEAD = {"prefix_gru.weight_ih_l0", "prefix_gru.weight_hh_l0", "embed_proj.0.weight", "embed_proj.2.weight"}
 
 
@@ -69,7 +114,8 @@ def test_an_export_drafts_as_before(tmp_path: Path) -> None:
     loaded = DominoDraftModel.from_pretrained(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(drafter.parameters(), loaded.parameters(), strict=True))
     differing = {
-        key for key, value in drafter.config.to_dict().items()
+        key
+        for key, value in drafter.config.to_dict().items()
         if loaded.config.to_dict()[key] != value and key not in ("_name_or_path", "architectures", "domino_config")
     }
     assert differing <= {"dtype"}

@@ -72,16 +72,19 @@ def test_pickled_weights_are_not_opened(copy: Path, tmp_path: Path) -> None:
     assert marker.exists()  # the bomb was a real one
 
 
-@pytest.mark.parametrize("changes", [
-    {"num_hidden_layers": 10**9},
-    {"hidden_size": 10**9},
-    {"vocab_size": 10**12},
-    {"block_size": 10**9},
-    {"emb_dim": 10**10},
-    {"gru_hidden_dim": 10**9},
-    {"intermediate_size": 10**12},
-    {"num_attention_heads": 10**9},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 10**9},
+        {"hidden_size": 10**9},
+        {"vocab_size": 10**12},
+        {"block_size": 10**9},
+        {"emb_dim": 10**10},
+        {"gru_hidden_dim": 10**9},
+        {"intermediate_size": 10**12},
+        {"num_attention_heads": 10**9},
+    ],
+)
 def test_absurd_dimensions(copy: Path, changes: dict[str, int], little_memory) -> None:
     change_config(copy, **changes)
     problems = inspect_folder(copy).problems
@@ -90,11 +93,14 @@ def test_absurd_dimensions(copy: Path, changes: dict[str, int], little_memory) -
         DominoDraftModel.from_pretrained(copy)
 
 
-@pytest.mark.parametrize("changes", [
-    {"hidden_size": 2**17},
-    {"vocab_size": 2**22, "emb_dim": 2**12},
-    {"num_hidden_layers": 250, "layer_types": None},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 2**17},
+        {"vocab_size": 2**22, "emb_dim": 2**12},
+        {"num_hidden_layers": 250, "layer_types": None},
+    ],
+)
 def test_large_dimensions_that_the_weights_do_not_have(copy: Path, changes: dict[str, Any], little_memory) -> None:
     """Within what a configuration may say, and still no memory is taken for it."""
     change_config(copy, **changes)

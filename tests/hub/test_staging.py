@@ -106,8 +106,18 @@ def test_a_changed_byte_is_found(copy: Path) -> None:
     assert inspect_staged(copy).problems == [f"model.safetensors differs from its checksum in {CHECKSUMS}."]
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "pytorch_model.bin", "trainer_state.json", "sub/config.json",
-                                  "setup.py", "custom_generate/requirements.txt", "model.safetensors.bak"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "optimizer.pt",
+        "pytorch_model.bin",
+        "trainer_state.json",
+        "sub/config.json",
+        "setup.py",
+        "custom_generate/requirements.txt",
+        "model.safetensors.bak",
+    ],
+)
 def test_strange_files_are_refused(copy: Path, name: str) -> None:
     (copy / name).parent.mkdir(exist_ok=True)
     (copy / name).write_bytes(b"anything")

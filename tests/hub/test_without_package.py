@@ -23,7 +23,9 @@ ids = torch.tensor({ids})
 options = dict(attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
 model = AutoModelForCausalLM.from_pretrained("{target}", dtype=torch.float32)
 """
-REMOTE = LOAD_AND_GENERATE + """
+REMOTE = (
+    LOAD_AND_GENERATE
+    + """
 drafter = AutoModel.from_pretrained("{drafter}", trust_remote_code=True, dtype=torch.float32)
 assert type(drafter).__module__.startswith("transformers_modules."), type(drafter).__module__
 out = {{"remote": model.generate(ids, assistant_model=drafter, **options).tolist(),
@@ -36,6 +38,7 @@ again = AutoModel.from_pretrained("./saved", trust_remote_code=True, dtype=torch
 out["saved"] = model.generate(ids, assistant_model=again, **options).tolist()
 drafter.export_for_engines("engines")
 """
+)
 PACKAGE = """
 from hf_domino import DominoDraftModel
 own = DominoDraftModel.from_pretrained("{drafter}", dtype=torch.float32)
@@ -47,9 +50,30 @@ untrusted = AutoModel.from_pretrained("{drafter}", dtype=torch.float32)
 assert type(untrusted) is DominoDraftModel
 """
 IDS = prompt_ids(7, seed=3)
-STANDARD = {"bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "functools", "heapq", "inspect",
-            "itertools", "json", "logging", "math", "os", "pathlib", "re", "statistics", "time", "types", "typing",
-            "warnings", "weakref"}
+STANDARD = {
+    "bisect",
+    "collections",
+    "contextlib",
+    "copy",
+    "dataclasses",
+    "datetime",
+    "functools",
+    "heapq",
+    "inspect",
+    "itertools",
+    "json",
+    "logging",
+    "math",
+    "os",
+    "pathlib",
+    "re",
+    "statistics",
+    "time",
+    "types",
+    "typing",
+    "warnings",
+    "weakref",
+}
 
 
 def _expected(target) -> list[list[int]]:

@@ -76,8 +76,9 @@ class NaiveDomino:
         projected = self.tensors["fc.weight"] @ torch.cat(tapped)
         return rms_norm(projected, self.tensors["hidden_norm.weight"], self.eps)
 
-    def project(self, x: torch.Tensor, name: str, prefix: str, position: int | None, head_dim: int,
-                theta: float) -> list[torch.Tensor]:
+    def project(
+        self, x: torch.Tensor, name: str, prefix: str, position: int | None, head_dim: int, theta: float
+    ) -> list[torch.Tensor]:
         """Queries, keys or values of one position, by head; rotated if a position is given."""
         heads = (self.tensors[f"{prefix}self_attn.{name}_proj.weight"] @ x).split(head_dim)
         if position is None:
@@ -85,8 +86,9 @@ class NaiveDomino:
         norm = self.tensors[f"{prefix}self_attn.{name}_norm.weight"]
         return [rotate(rms_norm(head, norm, self.eps), position, theta) for head in heads]
 
-    def block_states(self, hidden_states: tuple[torch.Tensor, ...], anchor_token: int, anchor: int,
-                     context_window: int | None = None) -> list[torch.Tensor]:
+    def block_states(
+        self, hidden_states: tuple[torch.Tensor, ...], anchor_token: int, anchor: int, context_window: int | None = None
+    ) -> list[torch.Tensor]:
         """z_0 .. z_{K-1} of the block whose anchor stands at position `anchor`."""
         head_dim, rows = self.config["head_dim"], self.config["block_size"]
         groups = self.config["num_attention_heads"] // self.config["num_key_value_heads"]
@@ -107,8 +109,10 @@ class NaiveDomino:
                     if in_layer and (context_window is None or anchor - p <= context_window):
                         seen.append(p)
                 queries = self.project(x, "q", prefix, position, head_dim, self.theta)
-                heads = [attend(q, [keys[p][h // groups] for p in seen], [values[p][h // groups] for p in seen])
-                         for h, q in enumerate(queries)]
+                heads = [
+                    attend(q, [keys[p][h // groups] for p in seen], [values[p][h // groups] for p in seen])
+                    for h, q in enumerate(queries)
+                ]
                 y = states[k] + self.tensors[f"{prefix}self_attn.o_proj.weight"] @ torch.cat(heads)
                 normed_y = rms_norm(y, self.tensors[f"{prefix}post_attention_layernorm.weight"], self.eps)
                 after.append(y + swiglu(normed_y, self.tensors, f"{prefix}mlp."))
@@ -130,8 +134,10 @@ class NaiveDomino:
     def attention_head(self, tokens: list[int], states: list[torch.Tensor]) -> torch.Tensor:
         """The causal layer's output at the last of these tokens."""
         prefix, head_dim, theta = "prefix_attention.layer.", 32, 10_000.0
-        inputs = [self.tensors["prefix_attention.in_proj.weight"] @ torch.cat([z, self.embedding[token]])
-                  for z, token in zip(states, tokens, strict=True)]
+        inputs = [
+            self.tensors["prefix_attention.in_proj.weight"] @ torch.cat([z, self.embedding[token]])
+            for z, token in zip(states, tokens, strict=True)
+        ]
         normed = [rms_norm(x, self.tensors[f"{prefix}input_layernorm.weight"], self.eps) for x in inputs]
         keys = [self.project(x, "k", prefix, p, head_dim, theta) for p, x in enumerate(normed)]
         values = [self.project(x, "v", prefix, None, head_dim, theta) for x in normed]

@@ -36,8 +36,24 @@ def prompts(tmp_path):
 
 def test_benchmark_to_report(pair, prompts, tmp_path, monkeypatch, capsys):
     output = tmp_path / "record.json"
-    script(monkeypatch, "benchmark.py", *pair, "--prompts", prompts, "--output", output, "--max-new-tokens", 6,
-           "--methods", "domino", "prompt-lookup", "--block-sizes", 3, "--spec-bench-answers", tmp_path / "answers")
+    script(
+        monkeypatch,
+        "benchmark.py",
+        *pair,
+        "--prompts",
+        prompts,
+        "--output",
+        output,
+        "--max-new-tokens",
+        6,
+        "--methods",
+        "domino",
+        "prompt-lookup",
+        "--block-sizes",
+        3,
+        "--spec-bench-answers",
+        tmp_path / "answers",
+    )
     record = json.loads(output.read_text())
     assert list(record["methods"]) == ["plain", "domino", "prompt-lookup", "domino[block_size=3]"]
     assert record["settings"]["labels"].keys() == {"model", "drafter"}
@@ -55,8 +71,23 @@ def test_benchmark_to_report(pair, prompts, tmp_path, monkeypatch, capsys):
 
 
 def test_study_script(pair, prompts, tmp_path, monkeypatch):
-    script(monkeypatch, "studies.py", "tree", *pair, "--prompts", prompts, "--output", tmp_path / "tree.json",
-           "--values", 1, 4, "--max-new-tokens", 6, "--limit", 1)
+    script(
+        monkeypatch,
+        "studies.py",
+        "tree",
+        *pair,
+        "--prompts",
+        prompts,
+        "--output",
+        tmp_path / "tree.json",
+        "--values",
+        1,
+        4,
+        "--max-new-tokens",
+        6,
+        "--limit",
+        1,
+    )
     assert [point["x"] for point in json.loads((tmp_path / "tree.json").read_text())["points"]] == [1, 4]
 
 
@@ -78,8 +109,19 @@ def test_own_prompts(name):
 
 @pytest.mark.gpu
 def test_benchmark_on_a_gpu(pair, prompts, tmp_path, monkeypatch):
-    script(monkeypatch, "benchmark_gpu.py", *pair, "--prompts", prompts, "--output", tmp_path / "gpu.json",
-           "--max-new-tokens", 6, "--minutes", 1)
+    script(
+        monkeypatch,
+        "benchmark_gpu.py",
+        *pair,
+        "--prompts",
+        prompts,
+        "--output",
+        tmp_path / "gpu.json",
+        "--max-new-tokens",
+        6,
+        "--minutes",
+        1,
+    )
     record = json.loads((tmp_path / "gpu.json").read_text())
     assert record["methods"]["domino"]["overall"]["identical"] == 1
     assert record["draft_round_milliseconds"]["chain"] > 0

@@ -28,15 +28,38 @@ def write_jsonl(path, rows):
 
 def prepare(target, output, *flags):
     return prepare_data.main(
-        ["--output", str(output), "--target", target, "--dtype", "float32", "--max_new_tokens", "8",
-         "--max_length", "48", "--batch_size", "4", *flags]
+        [
+            "--output",
+            str(output),
+            "--target",
+            target,
+            "--dtype",
+            "float32",
+            "--max_new_tokens",
+            "8",
+            "--max_length",
+            "48",
+            "--batch_size",
+            "4",
+            *flags,
+        ]
     )
 
 
 def test_answers_are_the_target_s_and_only_they_are_supervised(target_folder, tmp_path):
     prompts = write_jsonl(tmp_path / "p.jsonl", [{"prompt": f"w{10 + i} w{20 + i}"} for i in range(9)])
-    counts = prepare(target_folder, tmp_path / "out", "--prompts", prompts, "--greedy_share", "1", "--tapped_states",
-                     "--target_layer_ids", "0", "2")
+    counts = prepare(
+        target_folder,
+        tmp_path / "out",
+        "--prompts",
+        prompts,
+        "--greedy_share",
+        "1",
+        "--tapped_states",
+        "--target_layer_ids",
+        "0",
+        "2",
+    )
     dataset = ShardDataset(tmp_path / "out")
     assert len(dataset) == counts["sequences"] == 9
     target = tiny_target(context=0.7)

@@ -38,10 +38,17 @@ def record_file(tmp_path: Path) -> Path:
 def hub_and_command(tmp_path: Path) -> Iterator[tuple[HubServer, Callable[[list[str]], str]]]:
     """A Hub, and the command in a process of its own."""
     with HubServer() as hub:
+
         def run(arguments: list[str]) -> str:
             environment = hub_environment(hub.url, tmp_path / "home", HF_TOKEN="hf_writer", PYTHONPATH=str(ROOT))
-            result = subprocess.run([sys.executable, str(ROOT / "scripts/publish.py"), *arguments], cwd=tmp_path,
-                                    env=environment, capture_output=True, text=True, timeout=180)
+            result = subprocess.run(
+                [sys.executable, str(ROOT / "scripts/publish.py"), *arguments],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=180,
+            )
             assert result.returncode == 0, result.stderr[-3000:]
             return result.stdout
 
@@ -50,11 +57,22 @@ def hub_and_command(tmp_path: Path) -> Iterator[tuple[HubServer, Callable[[list[
 
 def test_dry_run(pair: Path, record_file: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "benchmark.json").write_text(json.dumps(raw_benchmark(3.0)))
-    main([
-        "--checkpoint", str(pair / "drafter"), "--record", str(record_file), "--folder", str(tmp_path / "staged"),
-        "--benchmark", str(tmp_path / "benchmark.json"), "--target", str(pair / "target"),
-        "--engines", str(tmp_path / "engines"),
-    ])
+    main(
+        [
+            "--checkpoint",
+            str(pair / "drafter"),
+            "--record",
+            str(record_file),
+            "--folder",
+            str(tmp_path / "staged"),
+            "--benchmark",
+            str(tmp_path / "benchmark.json"),
+            "--target",
+            str(pair / "target"),
+            "--engines",
+            str(tmp_path / "engines"),
+        ]
+    )
     out = capsys.readouterr().out
     assert re.search(r"\d+ rounds, \d\.\d\d tokens per forward, output identical \(torch\.float32\)", out)
     assert re.search(r"\+ model\.safetensors +[\d,]+ bytes", out)
@@ -86,8 +104,18 @@ def test_a_target_that_does_not_fit(pair: Path, record_file: Path, tmp_path: Pat
     tiny_target("qwen3", hidden_size=16).save_pretrained(tmp_path / "other")
     tiny_tokenizer().save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match="hidden size: the target has 16, the drafter was made for 32"):
-        main(["--checkpoint", str(pair / "drafter"), "--record", str(record_file), "--folder", str(tmp_path / "staged"),
-              "--target", str(tmp_path / "other")])
+        main(
+            [
+                "--checkpoint",
+                str(pair / "drafter"),
+                "--record",
+                str(record_file),
+                "--folder",
+                str(tmp_path / "staged"),
+                "--target",
+                str(tmp_path / "other"),
+            ]
+        )
 
 
 def test_push_goes_through_the_command(hub_and_command, pair: Path, record_file: Path, tmp_path: Path) -> None:

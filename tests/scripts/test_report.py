@@ -26,18 +26,33 @@ def figures(speedup, rounds=10, draft=1.0, quality=None):
 def record():
     difference = {"unit": "3:abcd", "position": 17, "plain": 4, "ours": 5, "margin": 0.0625, "top2": True}
     return {
-        "environment": {"processor": "P", "threads": 2, "device": "cpu", "dtype": "bfloat16", "torch": "2", "date":
-                        "2026-01-01T00:00", "transformers": "5", "hf_domino": "0"},
+        "environment": {
+            "processor": "P",
+            "threads": 2,
+            "device": "cpu",
+            "dtype": "bfloat16",
+            "torch": "2",
+            "date": "2026-01-01T00:00",
+            "transformers": "5",
+            "hf_domino": "0",
+        },
         "settings": {"temperature": 0.0, "max_new_tokens": 64, "batch_size": 1},
         "prompts": {"code": ["a", "b"], "prose": ["c"]},
-        "cost_of_a_draft_round": {"domino": {"dispatches": 321, "launches": 210, "synchronisations": 1},
-                                  "straightforward": None},
+        "cost_of_a_draft_round": {
+            "domino": {"dispatches": 321, "launches": 210, "synchronisations": 1},
+            "straightforward": None,
+        },
         "methods": {
-            "plain": {"overall": figures(1.0, rounds=0, draft=None),
-                      "sets": {label: figures(1.0) for label in ("code", "prose")}},
-            "domino": {"overall": figures(1.83, quality={"exact_match": 0.125}),
-                       "sets": {"code": figures(2.04), "prose": figures(1.61)}, "differences": [difference],
-                       "note": "a note"},
+            "plain": {
+                "overall": figures(1.0, rounds=0, draft=None),
+                "sets": {label: figures(1.0) for label in ("code", "prose")},
+            },
+            "domino": {
+                "overall": figures(1.83, quality={"exact_match": 0.125}),
+                "sets": {"code": figures(2.04), "prose": figures(1.61)},
+                "differences": [difference],
+                "note": "a note",
+            },
             "assisted": {"unavailable": "no small model"},
         },
     }
@@ -50,11 +65,23 @@ def test_tables_hold_the_records_numbers(record):
 
 def test_report_says_everything(record, tmp_path):
     text = write_report({"main": record}, tmp_path / "r").read_text()
-    for part in ("code 2, prose 1", "greedy", "P, 2 threads", "bfloat16", "`assisted` was not measured: no small model",
-                 "`domino`: a note", "| domino | 3 | 17 | 0.062 | yes |", "12.5%", "| domino | 321 | 210 | 1 |"):
+    for part in (
+        "code 2, prose 1",
+        "greedy",
+        "P, 2 threads",
+        "bfloat16",
+        "`assisted` was not measured: no small model",
+        "`domino`: a note",
+        "| domino | 3 | 17 | 0.062 | yes |",
+        "12.5%",
+        "| domino | 321 | 210 | 1 |",
+    ):
         assert part in text
     assert {path.name for path in (tmp_path / "r").iterdir()} == {
-        "report.md", "main-speedup.png", "main-acceptance.png", "main-time.png",
+        "report.md",
+        "main-speedup.png",
+        "main-acceptance.png",
+        "main-time.png",
     }
 
 

@@ -32,8 +32,15 @@ def settings(tmp_path_factory):
     word_tokenizer(VOCAB_SIZE).save_pretrained(root / "target")
     torch.manual_seed(0)
     prompts = prompt_ids(3, 5, VOCAB_SIZE, batch=120)
-    texts = target.generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0,
-                            temperature=0.4, max_new_tokens=29, eos_token_id=None)
+    texts = target.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=True,
+        top_k=0,
+        temperature=0.4,
+        max_new_tokens=29,
+        eos_token_id=None,
+    )
     writer = ShardWriter(root / "data", {"target": "tiny"})
     for row, text in enumerate(texts.tolist()):
         writer.add([(text[:3], text[3:], None)], row)
@@ -46,11 +53,25 @@ def settings(tmp_path_factory):
         "target_dtype": "float32",
         "save_dtype": "float32",
         "warm_start": True,
-        "drafter": {"block_size": 6, "num_hidden_layers": 1, "head_rank": 32, "head_hidden_size": 32,
-                    "candidate_pool_size": None},
-        "max_steps": 80, "per_device_train_batch_size": 8, "learning_rate": "1e-2", "num_anchors": 8,
-        "base_share": 0.2, "handover_share": 0.3, "logging_steps": 10, "save_strategy": "no", "report_to": [],
-        "use_cpu": True, "disable_tqdm": True, "lr_scheduler_type": "cosine",
+        "drafter": {
+            "block_size": 6,
+            "num_hidden_layers": 1,
+            "head_rank": 32,
+            "head_hidden_size": 32,
+            "candidate_pool_size": None,
+        },
+        "max_steps": 80,
+        "per_device_train_batch_size": 8,
+        "learning_rate": "1e-2",
+        "num_anchors": 8,
+        "base_share": 0.2,
+        "handover_share": 0.3,
+        "logging_steps": 10,
+        "save_strategy": "no",
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "lr_scheduler_type": "cosine",
     }
     (root / "settings.yaml").write_text(yaml.safe_dump(content))
     return root
@@ -72,8 +93,20 @@ def accepted(folder):
 
 
 def test_the_loss_falls_and_the_head_accepts_more_than_its_twin_without(settings, tmp_path):
-    domino = run(settings, tmp_path / "domino", "--held_out", str(settings / "held_out.jsonl"), "--held_out_limit",
-                 "4", "--eval_strategy", "steps", "--eval_steps", "40", "--eval_max_new_tokens", "16")
+    domino = run(
+        settings,
+        tmp_path / "domino",
+        "--held_out",
+        str(settings / "held_out.jsonl"),
+        "--held_out_limit",
+        "4",
+        "--eval_strategy",
+        "steps",
+        "--eval_steps",
+        "40",
+        "--eval_max_new_tokens",
+        "16",
+    )
     losses = column(domino, "final_loss")
     assert losses[-1] < losses[0] - 0.5
     assert column(domino, "base_weight")[0] == 1.0 and column(domino, "base_weight")[-1] == 0.0
@@ -123,8 +156,18 @@ def test_it_resumes_from_its_last_checkpoint(settings, tmp_path):
     ids=["final only", "base only"],
 )
 def test_curriculum_ablations(settings, tmp_path, shares, weights):
-    trainer = run(settings, tmp_path, "--max_steps", "2", "--logging_steps", "1", "--base_share", shares[0],
-                  "--handover_share", shares[1])
+    trainer = run(
+        settings,
+        tmp_path,
+        "--max_steps",
+        "2",
+        "--logging_steps",
+        "1",
+        "--base_share",
+        shares[0],
+        "--handover_share",
+        shares[1],
+    )
     assert column(trainer, "base_weight") == weights
 
 
@@ -134,8 +177,19 @@ def test_training_goes_on_from_a_drafter(settings, tmp_path):
     plain = yaml.safe_load((settings / "settings.yaml").read_text())
     del plain["drafter"]
     (tmp_path / "second.yaml").write_text(yaml.safe_dump(plain))
-    train.main([str(tmp_path / "second.yaml"), "--output_dir", str(tmp_path / "second"), "--max_steps", "1",
-                "--learning_rate", "0", "--init_from", str(tmp_path / "first/final")])
+    train.main(
+        [
+            str(tmp_path / "second.yaml"),
+            "--output_dir",
+            str(tmp_path / "second"),
+            "--max_steps",
+            "1",
+            "--learning_rate",
+            "0",
+            "--init_from",
+            str(tmp_path / "first/final"),
+        ]
+    )
     first, second = (
         DominoDraftModel.from_pretrained(tmp_path / name / "final", dtype=torch.float32).state_dict()
         for name in ("first", "second")

@@ -43,8 +43,17 @@ def answers_mask(length: int, prompt: int = PROMPT) -> torch.Tensor:
 
 def training_arguments(folder, **overrides) -> DominoTrainingArguments:
     fields = dict(
-        output_dir=str(folder), max_steps=6, per_device_train_batch_size=4, learning_rate=3e-3, logging_steps=1,
-        save_strategy="no", report_to=[], num_anchors=6, use_cpu=True, disable_tqdm=True, base_share=0.3,
+        output_dir=str(folder),
+        max_steps=6,
+        per_device_train_batch_size=4,
+        learning_rate=3e-3,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        num_anchors=6,
+        use_cpu=True,
+        disable_tqdm=True,
+        base_share=0.3,
         handover_share=0.4,
     )
     return DominoTrainingArguments(**(fields | overrides))
@@ -67,7 +76,12 @@ def texts(target) -> torch.Tensor:
     torch.manual_seed(0)
     ids = prompt_ids(PROMPT, 5, batch=96)
     return target.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, temperature=0.4, max_new_tokens=37,
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=True,
+        top_k=0,
+        temperature=0.4,
+        max_new_tokens=37,
         eos_token_id=None,
     )
 

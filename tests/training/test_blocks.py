@@ -12,9 +12,14 @@ from tests.tiny import prompt_ids, tiny_drafter, tiny_target
 def pair(request):
     """gemma3's drafter has sliding layers too."""
     target = tiny_target(request.param)
-    overrides = {"llama": {}, "gemma3": {
-        "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "use_sliding_window": True,
-    }}[request.param]
+    overrides = {
+        "llama": {},
+        "gemma3": {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 8,
+            "use_sliding_window": True,
+        },
+    }[request.param]
     return target, tiny_drafter(target, **overrides)
 
 

@@ -4,8 +4,10 @@ import pytest
 
 from hf_domino.training.exclusion import Exclusion
 
-LONG = ("Janet has twelve ducks that lay sixteen eggs a day; she eats three and bakes four, and sells the rest at two "
-        "dollars each.")
+LONG = (
+    "Janet has twelve ducks that lay sixteen eggs a day; she eats three and bakes four, and sells the rest at two "
+    "dollars each."
+)
 
 
 @pytest.mark.parametrize(

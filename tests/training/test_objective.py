@@ -26,7 +26,7 @@ def inputs(target):
     states = torch.randn(N, J, hidden, generator=generator)
     embeds = torch.randn(N, J, hidden, generator=generator)
     labels = torch.randint(0, VOCAB_SIZE, (N, J), generator=generator)
-    supervised = (torch.arange(J) < torch.tensor([6, 6, 3, 1, 4, 6, 2])[:, None])
+    supervised = torch.arange(J) < torch.tensor([6, 6, 3, 1, 4, 6, 2])[:, None]
     return states, embeds, labels, supervised
 
 
@@ -34,9 +34,7 @@ def loss_of(drafter, inputs, vocabulary, labels=None, lam=0.5, **more):
     states, embeds, true, supervised = inputs
     states = states.clone().requires_grad_()
     drafter.zero_grad()
-    sums = block_loss(
-        drafter, states, embeds, true if labels is None else labels, supervised, vocabulary, 4.0, **more
-    )
+    sums = block_loss(drafter, states, embeds, true if labels is None else labels, supervised, vocabulary, 4.0, **more)
     ((1 - lam) * sums.final + lam * sums.base).backward()
     gradients = [states.grad] + [p.grad for p in drafter.parameters() if p.grad is not None]
     return sums, gradients

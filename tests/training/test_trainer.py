@@ -63,17 +63,21 @@ def few(texts, tmp_path):
 
 @pytest.mark.parametrize("saved_at", [3, 5], ids=["within an epoch", "between two"])
 def test_a_killed_and_resumed_run_ends_where_an_unbroken_one_does(target, few, tmp_path, saved_at):
-    settings = dict(max_steps=8, per_device_train_batch_size=2, gradient_accumulation_steps=2, frequent_tokens=8,
-                    random_tokens=12, lr_scheduler_type="cosine")
+    settings = dict(
+        max_steps=8,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        frequent_tokens=8,
+        random_tokens=12,
+        lr_scheduler_type="cosine",
+    )
     unbroken = run(target, few, tmp_path / "unbroken", **settings)
     saving = settings | dict(save_strategy="steps", save_steps=saved_at)
     with pytest.raises(KeyboardInterrupt):
         run(target, few, tmp_path / "killed", callbacks=[Kill(saved_at + 1)], **saving)
     torch.manual_seed(99)
     other = small_drafter(target, seed=99)  # whatever it starts from, the checkpoint decides
-    resumed = run(
-        target, few, tmp_path / "killed", other, str(tmp_path / f"killed/checkpoint-{saved_at}"), **saving
-    )
+    resumed = run(target, few, tmp_path / "killed", other, str(tmp_path / f"killed/checkpoint-{saved_at}"), **saving)
     assert_same_weights(resumed.model, unbroken.model)
     assert losses(resumed) == losses(unbroken)
     weights = [[e["base_weight"] for e in t.state.log_history if "loss" in e] for t in (resumed, unbroken)]
@@ -90,8 +94,17 @@ def test_accumulated_batches_are_one_step(target, few, tmp_path):
 
 def test_two_processes_are_one(target, few, tmp_path):
     alone = run(target, few, tmp_path / "alone", per_device_train_batch_size=4)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               str(Path(__file__).with_name("two_processes.py")), str(few.folder), str(tmp_path / "two")]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(Path(__file__).with_name("two_processes.py")),
+        str(few.folder),
+        str(tmp_path / "two"),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -185,8 +198,16 @@ def test_saved_drafter_loads_and_tells_how_it_was_trained(target, few, tmp_path)
 
 def test_accepted_length_is_that_of_generate(target, few, tmp_path):
     prompts = HeldOutPrompts(prompt_ids(3, 77, batch=3).tolist())
-    trainer = run(target, few, tmp_path, held_out=prompts, max_steps=4, eval_strategy="steps", eval_steps=2,
-                  eval_max_new_tokens=12)
+    trainer = run(
+        target,
+        few,
+        tmp_path,
+        held_out=prompts,
+        max_steps=4,
+        eval_strategy="steps",
+        eval_steps=2,
+        eval_max_new_tokens=12,
+    )
     found = [e["eval_acceptance_length"] for e in trainer.state.log_history if "eval_acceptance_length" in e]
     assert len(found) == 2
     tokens, forwards = acceptance_length(target, trainer.model, list(prompts), 12)

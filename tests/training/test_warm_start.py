@@ -14,8 +14,17 @@ def test_last_layers_are_copied_and_fc_passes_the_deepest_tap():
     skipped = start_from_target(drafter, target, prompt_ids(30))
     assert skipped == []
     for mine, theirs in zip(drafter.layers, decoder_layers(target)[-2:], strict=True):
-        for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
-                     "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm"):
+        for name in (
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "self_attn.o_proj",
+            "mlp.gate_proj",
+            "mlp.up_proj",
+            "mlp.down_proj",
+            "input_layernorm",
+            "post_attention_layernorm",
+        ):
             assert torch.equal(mine.get_submodule(name).weight, theirs.get_submodule(name).weight), name
     assert torch.equal(drafter.norm.weight, target.model.norm.weight)
     tapped = torch.randn(2, len(drafter.config.target_layer_ids) * 32)

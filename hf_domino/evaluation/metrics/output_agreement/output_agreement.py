@@ -46,10 +46,12 @@ class OutputAgreement(evaluate.Metric):
             description=_DESCRIPTION,
             citation="",
             inputs_description=_INPUTS,
-            features=datasets.Features({
-                "predictions": datasets.Sequence(datasets.Value("int64")),
-                "references": datasets.Sequence(datasets.Value("int64")),
-            }),
+            features=datasets.Features(
+                {
+                    "predictions": datasets.Sequence(datasets.Value("int64")),
+                    "references": datasets.Sequence(datasets.Value("int64")),
+                }
+            ),
         )
 
     def _compute(self, predictions, references, margins=None, tie_margin: float = TIE_MARGIN) -> dict:
