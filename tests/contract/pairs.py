@@ -3,6 +3,7 @@
 import functools
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from tokenizers import Regex, Tokenizer
@@ -40,18 +41,26 @@ CONTRACT_FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = FAMILIES | {
     ),
     "qwen3_sliding": (Qwen3Config, Qwen3ForCausalLM, _MIXED_LAYERS | {"use_sliding_window": True}),
 }
-FAMILIES.update(CONTRACT_FAMILIES)
+
+
+def pair(family: str, attention: str = "sdpa", window: int = WINDOW) -> tuple[PreTrainedModel, DominoDraftModel]:
+    """A target of two layers and its drafter. Drafts are whole trees, whatever they cost, until a test says else."""
+    target, drafter = _built(family, attention, window)
+    # As new, whatever the test before has set.
+    drafter.use_tree, drafter.config.max_tree_nodes = True, 16
+    drafter.generation_config = GenerationConfig(num_assistant_tokens_schedule="constant")
+    return target, drafter
 
 
 @functools.cache
-def pair(family: str, attention: str = "sdpa", window: int = WINDOW) -> tuple[PreTrainedModel, DominoDraftModel]:
-    """A target of two layers and its drafter. Drafts are whole trees, whatever they cost, until a test says else."""
-    shape = {"num_hidden_layers": 2} | ({"sliding_window": window} if "sliding_window" in FAMILIES[family][2] else {})
-    target = tiny_target(family, seed=3, context=0.3, **shape)
+def _built(family: str, attention: str, window: int) -> tuple[PreTrainedModel, DominoDraftModel]:
+    shape = {"num_hidden_layers": 2}
+    if "sliding_window" in CONTRACT_FAMILIES[family][2]:
+        shape["sliding_window"] = window
+    with patch.dict(FAMILIES, CONTRACT_FAMILIES):
+        target = tiny_target(family, seed=3, context=0.3, **shape)
     target.set_attn_implementation(attention)
-    drafter = skilled_drafter(target)
-    drafter.generation_config.num_assistant_tokens_schedule = "constant"
-    return target, drafter
+    return target, skilled_drafter(target)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
