@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import Split
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,

@@ -31,7 +31,6 @@ def test_a_sequence_left_alone_by_its_batch_does_not_see_the_empty_slots_of_the_
         ids = prompt_ids(5, seed, batch=4)
         plain = target.generate(ids, **arguments)
         assert_same(target.generate(ids, assistant_model=drafter, **arguments), plain, f"seed {seed}")
-    drafter.config.max_tree_nodes = 16
     assert happened["calls"] == 12 and happened["accepted"]
 
 
@@ -83,7 +82,6 @@ def test_transformers_loop_is_not_used_where_it_overruns_a_criterion_or_misleads
         arguments["cache_implementation"] = "static"
     plain = target.generate(prompt_ids(5, 5), **arguments, **stateful())
     drafted = target.generate(prompt_ids(5, 5), assistant_model=drafter, **arguments, **stateful())
-    drafter.use_tree = True
     assert_same(drafted, plain)
 
 

@@ -89,7 +89,11 @@ def test_static_caches_serve_chains_or_are_refused_by_transformers(family, lengt
         assert_same(drafted.result, plain.result)
 
 
-def test_caches_that_cannot_go_back_are_refused_by_transformers():
+@pytest.mark.parametrize("options, message", [
+    ({"use_cache": False}, "requires a cache"),
+    ({"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}, "cache that can be cropped"),
+])  # fmt: skip
+def test_caches_that_cannot_go_back_are_refused_by_transformers(options, message):
     target, drafter = pair("llama")
-    drafted = outcome(target, prompt_ids(5), assistant_model=drafter, max_new_tokens=4, use_cache=False)
-    assert "requires a cache" in str(drafted.error)
+    drafted = outcome(target, prompt_ids(5), assistant_model=drafter, max_new_tokens=4, **options)
+    assert message in str(drafted.error)

@@ -39,6 +39,7 @@ def test_lora_on_both_sides(do_sample, happened):
     assert torch.equal(drafted.random_state, plain.random_state) and happened["rounds"]
 
 
+@pytest.mark.filterwarnings("ignore:Both `past_key_values` and `cache`:FutureWarning")  # PEFT passes the former
 @pytest.mark.parametrize("config", [PromptTuningConfig, PrefixTuningConfig])
 def test_learned_prompts_are_served_without_drafts(config, happened):
     """Their virtual tokens lie in the cache and not in the text."""
