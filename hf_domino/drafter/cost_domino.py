@@ -111,5 +111,6 @@ _costs: "weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakKeyDictionary]" 
 def round_costs(target: PreTrainedModel, drafter: "DominoDraftModel", batch_size: int = 1) -> RoundCosts:
     """The costs measured so far for a pair where it is now, at a batch size."""
     of_pair = _costs.setdefault(target, weakref.WeakKeyDictionary()).setdefault(drafter, {})
-    key = (str(target.device), target.dtype, batch_size, drafter.config.max_tree_nodes)
-    return of_pair.setdefault(key, RoundCosts(drafter.config.max_tree_nodes + 1))
+    config = drafter.config
+    key = (str(target.device), target.dtype, batch_size, config.max_tree_nodes, config.max_tree_width, config.draft_sources)
+    return of_pair.setdefault(key, RoundCosts(config.max_tree_nodes + 1))

@@ -105,6 +105,11 @@ class _Loop:
         self.packed = packed_rows(target, drafter)
         self.costs = round_costs(target, drafter, input_ids.shape[0])
         self.max_nodes = drafter.config.max_tree_nodes
+        self.width = min(drafter.config.max_tree_width or self.max_nodes, self.max_nodes)
+        self.asks_drafter = drafter.config.draft_sources != "text"
+        self.asks_text = (
+            drafter.config.draft_sources != "drafter" or generation_config.prompt_lookup_num_tokens is not None
+        )
         self.rows = list(range(input_ids.shape[0]))
         self.lookups = [self._text_lookup(prompt.tolist()) for prompt in input_ids]
         self.depth = self.limits.tokens
@@ -114,7 +119,8 @@ class _Loop:
 
     def _text_lookup(self, prompt: list[int]) -> TextLookup:
         config = self.generation_config
-        lookup = TextLookup(config.max_matching_ngram_size or 3, config.prompt_lookup_num_tokens or self.max_nodes)
+        max_ngram = (config.max_matching_ngram_size or 3) if self.asks_text else 0
+        lookup = TextLookup(max_ngram, config.prompt_lookup_num_tokens or self.max_nodes)
         lookup.extend(prompt)
         return lookup
 
@@ -134,7 +140,8 @@ class _Loop:
         if not wants_hidden_states:
             self.kwargs["output_hidden_states"] = self.view.hidden_states_indices
         inputs = model_kwargs | {"output_hidden_states": self.kwargs["output_hidden_states"]}
-        outputs = prefill(self.model, input_ids, self.generation_config, inputs)
+        with self.packed:
+            outputs = prefill(self.model, input_ids, self.generation_config, inputs)
         self.cache = outputs.cache
         self.cache.activate_past_recording()
         self.records.add_prefill(outputs)
@@ -201,17 +208,17 @@ class _Loop:
         if max(rooms) <= 0:
             return trees, offers
         scale = 1.0 if self.limits.constant else min(1.0, self.accepted / self.expected)
-        self.drafting = self.pause == 0
+        self.drafting = self.asks_drafter and self.pause == 0
         if self.drafting:
             started = time.perf_counter()
             self._observe()
             anchors = torch.tensor(self.anchors, device=self.slot_positions.device)
             depth = max(rooms) if self.limits.constant else min(max(rooms), self.depth)
-            levels = self.session.propose(anchors, depth, self.max_nodes)
+            levels = self.session.propose(anchors, depth, self.width)
             for tree, nodes in zip(trees, levels.to_host(), strict=True):
                 tree.add_levels(*nodes, scale=scale)
             self.costs.record_draft(time.perf_counter() - started)
-        else:
+        elif self.pause:
             self.pause -= 1
         for i, (row, tree) in enumerate(zip(self.rows, trees, strict=True)):
             tokens, ngram = self.lookups[row].continuation()
@@ -306,7 +313,8 @@ class _Loop:
         device = self.slot_positions.device
         index = torch.tensor([path + [0] * (longest - len(path)) for path in paths], device=tapped.device)
         kept = tapped.gather(1, index[..., None].expand(-1, -1, tapped.shape[-1]))
-        self.pending.append((kept, counts))
+        if self.asks_drafter:
+            self.pending.append((kept, counts))
 
         steps = torch.arange(longest, device=device)
         count_B = torch.tensor(counts, device=device)

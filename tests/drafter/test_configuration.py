@@ -53,6 +53,8 @@ FIELDS = dict(
         {"head_hidden_size": 0},
         {"num_hidden_layers": 0},
         {"max_tree_nodes": 0},
+        {"max_tree_width": 0},
+        {"draft_sources": "target"},
         {"candidate_pool_size": 0},
         {"context_window": 0},
         {"pure_draft_prefix_len": -1},

@@ -12,6 +12,7 @@ from transformers import (
 )
 
 from hf_domino.drafter import decoding_domino
+from hf_domino.drafter.drafting_domino import DraftingSession
 from tests.contract.pairs import Recorder, assert_same, pair, tiny_tokenizer
 from tests.tiny import PAD, prompt_ids, tiny_drafter, tiny_target
 
@@ -122,6 +123,41 @@ def test_a_tree_accepts_more_than_a_chain_of_the_same_drafter(monkeypatch):
             rounds += len(drafter.drafting_stats.accepted)
         lengths.append(accepted / rounds)
     assert lengths[0] > lengths[1] > 0
+
+
+def test_a_width_of_one_makes_the_drafters_tree_a_chain(monkeypatch):
+    target, drafter = pair("llama")
+    monkeypatch.setattr(drafter.config, "max_tree_width", 1)
+    monkeypatch.setattr(drafter.config, "draft_sources", "drafter")
+    drafter.generation_config.num_assistant_tokens_schedule = "constant"
+    arguments = ARGUMENTS | {"max_new_tokens": 24}
+    plain = target.generate(prompt_ids(6), **arguments)
+    assert_same(target.generate(prompt_ids(6), assistant_model=drafter, **arguments), plain)
+    stats = drafter.drafting_stats
+    assert stats.drafted == stats.depths and max(stats.drafted) > 1
+
+
+def test_either_source_of_drafts_can_be_left_out(monkeypatch):
+    target = tiny_target(context=0.0)  # where only the last token decides, greedy text soon goes in circles
+    drafter = tiny_drafter(target)
+    drafter.generation_config.num_assistant_tokens_schedule = "constant"
+    arguments = ARGUMENTS | {"eos_token_id": None, "max_new_tokens": 60}
+    plain = target.generate(prompt_ids(5), **arguments)
+    drafts = []
+    propose = DraftingSession.propose
+    monkeypatch.setattr(DraftingSession, "propose", lambda *args: drafts.append(1) or propose(*args))
+    lengths = {}
+    for sources in ("both", "drafter", "text"):
+        drafts.clear()
+        monkeypatch.setattr(drafter.config, "draft_sources", sources)
+        assert_same(target.generate(prompt_ids(5), assistant_model=drafter, **arguments), plain)
+        assert bool(drafts) == (sources != "text")
+        lengths[sources] = drafter.drafting_stats.acceptance_length
+    assert lengths["text"] > 2 > lengths["drafter"]
+    asked = arguments | {"prompt_lookup_num_tokens": 4}
+    monkeypatch.setattr(drafter.config, "draft_sources", "drafter")
+    assert_same(target.generate(prompt_ids(5), assistant_model=drafter, **asked), plain)
+    assert drafter.drafting_stats.acceptance_length > 2  # asked for by name, the text takes part
 
 
 def test_text_branches_draft_what_the_prompt_has_said_before(monkeypatch):

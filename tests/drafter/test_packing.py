@@ -88,3 +88,17 @@ def test_generation_through_packed_layers_gives_the_same_text():
         assert torch.equal(drafted_text(target, drafter, ids, max_new_tokens=24), wanted)
         accepted += sum(drafter.drafting_stats.accepted)
     assert accepted > 0
+
+
+def test_prompts_go_through_packed_layers_too(monkeypatch):
+    target = bf16_valued(tiny_target())
+    drafter = bf16_valued(skilled_drafter(target))
+    products = []
+    kernel = torch.ops.quantized.linear_dynamic_fp16
+    monkeypatch.setattr(
+        packing_domino.torch.ops.quantized,
+        "linear_dynamic_fp16",
+        lambda inputs, weight: products.append(inputs.shape[-2]) or kernel(inputs, weight),
+    )
+    drafted_text(target, drafter, prompt_ids(40), max_new_tokens=2)
+    assert 40 in products
