@@ -190,8 +190,8 @@ class _Loop:
         self.stats.draft_seconds += drafted - started
         self.stats.verify_seconds += ended - drafted
         self.costs.record_verify(max(len(tree) for tree in trees), ended - drafted)
+        self.costs.record_round(self.drafting, sum(map(len, paths)) / len(paths), ended - started)
         if self.drafting:
-            self.costs.record_drafted_round(sum(map(len, paths)) / len(paths), ended - started)
             self.pause = 0 if self.limits.constant else self.costs.pause
         for row, tree, path, offer in zip(self.rows, trees, paths, offers, strict=True):
             self.stats.record(row, len(tree) - 1, max(tree.depths), len(path) - 1)

@@ -37,13 +37,41 @@ def test_a_slow_outlier_changes_nothing():
     assert costs.verify_seconds(4) == 1.1
 
 
-def test_one_row_some_and_the_most_are_tried_before_anything_is_judged():
+def test_one_row_and_some_are_tried_before_anything_is_judged():
     costs, tried = RoundCosts(17), []
     while (rows := costs.unmeasured(17)) is not None:
         tried.append(rows)
         costs.record_verify(rows, 1.0)
-    assert sorted(set(tried)) == [1, 4, 17] and len(tried) < 10
+    assert sorted(set(tried)) == [1, 4] and len(tried) < 7
     assert RoundCosts(17).unmeasured(3) == 1  # never more rows than there are
+
+
+def test_many_rows_are_tried_where_some_were_cheap_and_judged_by_their_second_time():
+    probabilities = [0.9 - 0.05 * i for i in range(16)]
+    costs = measured({1: 1.0, 4: 1.02})
+    for _ in range(2):  # the first time says little: kernels are being prepared
+        assert costs.worthwhile(probabilities) == 16
+        costs.record_verify(17, 50.0)
+    assert costs.worthwhile(probabilities) < 5
+    dear = measured({1: 1.0, 4: 4.0})
+    assert dear.worthwhile(probabilities) < 3
+
+
+def test_drafting_is_judged_against_rounds_without_it():
+    costs = measured({1: 1.0})
+    for _ in range(4):
+        costs.record_round(True, tokens=2.0, seconds=1.5)
+    assert costs.drafting_pays and costs.pause == 0
+    for _ in range(4):  # the text itself offers as much, and costs less
+        costs.record_round(False, tokens=2.0, seconds=1.1)
+    assert not costs.drafting_pays
+    costs.record_round(True, tokens=2.0, seconds=1.5)
+    first = costs.pause
+    costs.record_round(True, tokens=2.0, seconds=1.5)
+    assert costs.pause > first > 0
+    for _ in range(30):
+        costs.record_round(True, tokens=4.0, seconds=1.5)
+    assert costs.pause == 0
 
 
 def test_cheap_rows_are_filled_and_dear_ones_are_not():
