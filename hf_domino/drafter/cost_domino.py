@@ -130,5 +130,6 @@ def round_costs(target: PreTrainedModel, drafter: "DominoDraftModel", batch_size
     """The costs measured so far for a pair where it is now, at a batch size."""
     of_pair = _costs.setdefault(target, weakref.WeakKeyDictionary()).setdefault(drafter, {})
     config = drafter.config
-    key = (str(target.device), target.dtype, batch_size, config.max_tree_nodes, config.max_tree_width, config.draft_sources)
+    shape = (config.max_tree_nodes, config.max_tree_width, config.draft_sources)
+    key = (str(target.device), target.dtype, batch_size, *shape)
     return of_pair.setdefault(key, RoundCosts(config.max_tree_nodes + 1))

@@ -12,6 +12,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from .backbone_domino import plain_weights
 from .candidate_generator_domino import DraftingStats, DraftLimits
 from .cost_domino import round_costs
 from .drafting_domino import DraftingSession
@@ -102,7 +103,8 @@ class _Loop:
         self.stats = drafter.drafting_stats = DraftingStats()
         self.emission = Emission(input_ids, generation_config, logits_processor, stopping_criteria, streamer)
         self.records = ForwardRecords(generation_config)
-        self.packed = packed_rows(target, drafter)
+        # A drafting session holds the weights that it reads by itself packed already.
+        self.packed = packed_rows(target, *([drafter] if plain_weights(drafter) is None else []))
         self.costs = round_costs(target, drafter, input_ids.shape[0])
         self.max_nodes = drafter.config.max_tree_nodes
         self.width = min(drafter.config.max_tree_width or self.max_nodes, self.max_nodes)
@@ -172,8 +174,8 @@ class _Loop:
         states = tapped_BST.shape[1]
         real = self.slot_positions[:, -states:] >= 0
         counts = real.sum(-1).tolist()
-        if min(counts) == states:
-            return tapped_BST, counts
+        if min(counts) == states or max(counts) == 0:  # without any real token, plain generation goes on from all
+            return tapped_BST, [states] * len(counts)
         order = torch.argsort(~real, dim=1, stable=True)[:, : max(counts)].to(tapped_BST.device)
         return tapped_BST.gather(1, order[..., None].expand(-1, -1, tapped_BST.shape[-1])), counts
 

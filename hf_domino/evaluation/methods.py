@@ -104,6 +104,18 @@ def _assisted(contenders: Contenders, drafter: DominoDraftModel | None) -> Metho
 
 
 def _plain_compiled(contenders: Contenders, drafter: DominoDraftModel | None) -> Method:
+    if contenders.model.device.type == "cpu":
+        # Otherwise the error comes from deep inside the first call.
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler:
+            raise Unavailable(
+                "torch.compile builds its CPU kernels with a C++ compiler and finds none: install g++, or name one in "
+                "the environment variable CXX"
+            ) from None
     compile_config = CompileConfig()
     compile_config._compile_all_devices = True  # type: ignore[assignment]  # by default transformers compiles on accelerators only
     return Method({"cache_implementation": "static", "compile_config": compile_config})

@@ -367,4 +367,6 @@ def test_the_same_refusals_for_a_state_dict_in_memory():
 def test_own_settings_stay_out_of_other_runtimes_sight():
     written = DominoConfig.for_target(tiny_target().config, candidate_pool_size=7, context_window=99).to_dict()
     assert written["domino_config"]["candidate_pool_size"] == 7 and written["domino_config"]["context_window"] == 99
-    assert not {"candidate_pool_size", "context_window", "max_tree_nodes", "draft_sources", "target_name"} & set(written)
+    assert not {"candidate_pool_size", "context_window", "max_tree_nodes", "draft_sources", "target_name"} & set(
+        written
+    )

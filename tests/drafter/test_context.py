@@ -17,7 +17,7 @@ class NaiveMemory:
     def append(self, keys_values, counts):
         for b, (row, count) in enumerate(zip(self.rows, counts, strict=True)):
             for i in range(count):
-                row.append((len(row), [(keys[b, :, i], values[b, :, i]) for keys, values in keys_values]))
+                row.append((len(row), keys_values[:, :, b, :, i]))
 
     def visible(self, b, block_row, window, sliding):
         """What row `block_row` of the block attends to."""
@@ -31,7 +31,7 @@ class NaiveMemory:
 
 
 def new_states(batch, count):
-    return [(torch.randn(batch, HEADS, count, WIDTH), torch.randn(batch, HEADS, count, WIDTH)) for _ in range(LAYERS)]
+    return torch.randn(LAYERS, 2, batch, HEADS, count, WIDTH)
 
 
 def check(memory, naive, window, sliding):
@@ -47,15 +47,14 @@ def check(memory, naive, window, sliding):
                 kept = naive.visible(b, k, window, sliding)
                 for part in (0, 1):
                     found = merged[part][b][:, seen[b, 0, k]]
-                    wanted = torch.stack(
-                        [states[layer][part] for states in kept] + list(block[layer][part][b].unbind(1)), dim=1
-                    )
+                    own = list(block[layer, part, b].unbind(1))
+                    wanted = torch.stack([states[layer, part] for states in kept] + own, dim=1)
                     assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("window, sliding", [(None, None), (5, None), (1, None), (None, 6), (5, 7), (30, 4), (5, 3)])
 def test_one_sequence(window, sliding):
-    memory, naive = ContextMemory(LAYERS, window), NaiveMemory(1)
+    memory, naive = ContextMemory(window), NaiveMemory(1)
     for count in (3, 1, 4, 1, 1, 2, 7, 1, 1, 5, 1, 3):
         states = new_states(1, count)
         memory.append(states, [count], BLOCK)
@@ -65,7 +64,7 @@ def test_one_sequence(window, sliding):
 
 @pytest.mark.parametrize("window, sliding", [(None, None), (5, None), (2, None), (None, 6), (5, 4)])
 def test_ragged_rows_and_sequences_that_leave(window, sliding):
-    memory, naive = ContextMemory(LAYERS, window), NaiveMemory(3)
+    memory, naive = ContextMemory(window), NaiveMemory(3)
     for counts in ([6, 2, 4], [1, 3, 1], [1, 1, 5], [4, 0, 2], [5, 1, 1]):
         states = new_states(3, max(counts))
         memory.append(states, counts, BLOCK)
@@ -80,35 +79,31 @@ def test_ragged_rows_and_sequences_that_leave(window, sliding):
         check(memory, naive, window, sliding)
 
 
-def capacities(memory):
-    return {buffer.shape[2] for buffers in memory._buffers for buffer in buffers}
-
-
 def test_memory_grows_geometrically_and_stays_where_it_is():
-    memory, moves, place = ContextMemory(LAYERS), 0, None
+    memory, moves, place = ContextMemory(), 0, None
     for _ in range(400):
         memory.append(new_states(1, 1), [1], BLOCK)
-        here = memory._buffers[0][0].data_ptr()
+        here = memory._buffer.data_ptr()
         moves, place = moves + (here != place), here
-    assert moves <= 9 and max(capacities(memory)) < 2 * 404 + BLOCK
+    assert moves <= 9 and memory._buffer.shape[-2] < 2 * 404 + BLOCK
 
 
 def test_a_window_bounds_the_memory():
-    memory = ContextMemory(LAYERS, window=8)
+    memory = ContextMemory(window=8)
     for _ in range(200):
         memory.append(new_states(1, 3), [3], BLOCK)
-    assert max(capacities(memory)) < 64
+    assert memory._buffer.shape[-2] < 64
 
 
 def test_nothing_of_a_block_is_kept():
-    memory = ContextMemory(LAYERS)
+    memory = ContextMemory()
     memory.append(new_states(1, 3), [3], BLOCK)
     memory.update(*new_states(1, BLOCK)[0], 0)
     assert memory.lengths == [3]
 
 
 def test_no_mask_where_all_is_visible():
-    memory = ContextMemory(LAYERS)
+    memory = ContextMemory()
     memory.append(new_states(2, 3), [3, 3], BLOCK)
     assert memory.attention_mask(BLOCK, None, torch.zeros(1)) is None
     assert memory.attention_mask(BLOCK, 99, torch.zeros(1)) is None

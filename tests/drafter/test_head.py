@@ -6,7 +6,7 @@ from peft import LoraConfig, get_peft_model
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.drafter.drafting_domino import DraftingSession
-from hf_domino.drafter.head_domino import PREFIX_ENCODERS, effective_weight
+from hf_domino.drafter.head_domino import PREFIX_ENCODERS, DraftingHead, effective_weight
 from hf_domino.drafter.target_domino import Target
 from tests.tiny import drafted_text, plain_text, prompt_ids, tiny_drafter, tiny_target
 
@@ -55,6 +55,26 @@ def test_select_branches_a_prefix(head_type):
         embeds = torch.stack([first[row, 0], second[i, 0]])[None]
         hidden = torch.stack([first[row, 1], second[i, 1]])[None]
         torch.testing.assert_close(head.encode(embeds, hidden)[0, 1], outputs[i], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("head_type", HEADS)
+@torch.no_grad()
+def test_drafting_steps_equal_the_encoder_s_and_the_correction_s(head_type):
+    """Also for prefixes that branch: after two tokens, row 1 goes on twice and row 0 once."""
+    drafter = tiny_drafter(tiny_target(), head_type)
+    encoder, correction = drafter.prefix_encoder, drafter.embed_proj
+    head = DraftingHead(encoder, correction[0].weight, lambda weight: lambda rows: rows @ weight.T)
+    embeds, hidden, rows = torch.randn(5, 3, 32), torch.randn(5, 32), torch.tensor([1, 0, 1])
+    memory, state = head.steps.start(2, hidden), encoder.start(2)
+    for j in range(5):
+        paths = 2 if j < 2 else 3
+        added, memory = head.steps.step(embeds[j, :paths], hidden[j][None], memory)
+        output, state = encoder.step(embeds[j, :paths], hidden[j].expand(paths, -1), state)
+        features = torch.nn.functional.silu(head.from_hidden(hidden[j][None, None])[0] + added)
+        wanted = correction.features(hidden[j].expand(paths, -1), output)
+        torch.testing.assert_close(features, wanted, rtol=1e-5, atol=1e-5)
+        if j == 1:
+            memory, state = head.steps.select(memory, rows), encoder.select(state, rows)
 
 
 def test_gru_equals_torch_s_own():

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from hf_domino.drafter import packing_domino
-from hf_domino.drafter.packing_domino import packed_rows
+from hf_domino.drafter.packing_domino import kept, packed_rows, packs, product
 from tests.tiny import drafted_text, prompt_ids, skilled_drafter, tiny_target
 
 
@@ -69,9 +69,60 @@ def test_a_changed_weight_is_packed_anew():
     torch.testing.assert_close(outputs, inputs @ layer.weight.T, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(512, 640), (8, 16)], ids=["packed", "small"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_a_product_is_the_same_from_either_kernel(shape, stored):
+    weight = bf16_valued(nn.Linear(shape[1], shape[0], bias=False)).weight.to(stored)
+    for rows in (torch.randn(1, shape[1]), torch.randn(5, shape[1])):
+        exact = (rows.double() @ weight.double().T).float()
+        for packed in (True, False):
+            torch.testing.assert_close(product(weight, packed, torch.float32)(rows), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_packs_only_what_half_precision_holds(monkeypatch):
+    calls = []
+    kernel = torch.ops.quantized.linear_dynamic_fp16
+    monkeypatch.setattr(
+        packing_domino.torch.ops.quantized, "linear_dynamic_fp16", lambda *a: calls.append(1) or kernel(*a)
+    )
+    weight, rows = torch.ones(512, 512), torch.ones(3, 512)
+    product(weight, True, torch.float32)(rows)
+    assert calls == [1]
+    weight *= 1.0 + 2.0**-20
+    assert torch.equal(product(weight, True, torch.float32)(rows), rows @ weight.T)
+    assert calls == [1]
+
+
+def test_what_was_made_is_kept_until_a_tensor_changes():
+    module, made = nn.Linear(3, 3), []
+
+    def make():
+        made.append(1)
+        return len(made)
+
+    def get(*sources):
+        return kept(module, "purpose", sources, make)
+
+    first, second = torch.zeros(3), torch.zeros(3)
+    assert get(first, second) == get(first, second) == 1
+    assert kept(module, "another", [first, second], lambda: "other") == "other"
+    second.add_(1)  # in place
+    assert get(first, second) == get(first, second) == 2
+    second.data = torch.zeros(3)  # other memory
+    assert get(first, second) == 3
+    assert get(first, torch.zeros(3)) == 4  # another tensor
+    assert get(first) == 5
+    assert kept(nn.Linear(3, 3), "purpose", [first], make) == 6  # of another module
+    with torch.inference_mode():
+        unversioned = torch.zeros(3)
+    assert get(unversioned) == get(unversioned) == 7
+
+
 def test_models_too_large_for_the_machine_are_left_alone(monkeypatch):
-    monkeypatch.setattr(packing_domino, "_physical_memory", lambda: 100)
     layer = bf16_valued(nn.Linear(16, 16))
+    assert packs(layer) and not packs(nn.Linear(4, 4).half())
+    monkeypatch.setattr(packing_domino, "_physical_memory", lambda: 100)
+    assert not packs(layer)
     with packed_rows(layer):
         assert "forward" not in layer.__dict__
 

@@ -143,7 +143,14 @@ def test_names_that_mean_nothing(contenders, name, message):
         build_method(name, contenders)
 
 
-def test_plain_compiled_is_compiled_and_the_same(contenders):
+def test_plain_compiled_says_that_a_compiler_is_missing(contenders, monkeypatch):
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    with pytest.raises(Unavailable, match=r"install g\+\+"):
+        build_method("plain-compiled", contenders)
+
+
+def test_plain_compiled_is_compiled_and_the_same(contenders, monkeypatch):
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", lambda: "c++")
     method = build_method("plain-compiled", contenders)
     method.arguments["compile_config"].backend = "eager"  # the kernels are not what is tested
     torch._dynamo.reset()
