@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 _SAMPLES_KEPT = 7
 _SAMPLES_WANTED = 2
 _PRIOR_SLOPE = 0.03  # of the time of one row, per further row, until something is measured
+_TRIAL = 5  # rounds with drafting that do not pay before it is paused: accepted lengths vary
 _LONGEST_PAUSE = 64
+_FADED = 0.3
 _MEMORY = 0.9  # how much of the evidence on drafting a round keeps of the rounds before
 
 
@@ -28,6 +30,10 @@ class _Rate:
         self.tokens = _MEMORY * self.tokens + tokens
         self.seconds = _MEMORY * self.seconds + seconds
         self.rounds += 1
+
+    def fade(self) -> None:
+        """Makes room for new evidence."""
+        self.tokens, self.seconds = self.tokens * _FADED, self.seconds * _FADED
 
 
 class RoundCosts:
@@ -46,7 +52,7 @@ class RoundCosts:
         self._verify: dict[int, deque[float]] = {}
         self._draft: deque[float] = deque(maxlen=_SAMPLES_KEPT)
         self._drafted, self._undrafted = _Rate(), _Rate()
-        self._failures = 0
+        self._trial, self._failures = 0, 0
 
     def record_verify(self, rows: int, seconds: float) -> None:
         self._verify.setdefault(rows, deque(maxlen=_SAMPLES_KEPT)).append(seconds)
@@ -54,11 +60,20 @@ class RoundCosts:
     def record_draft(self, seconds: float) -> None:
         self._draft.append(seconds)
 
-    def record_round(self, drafted: bool, tokens: float, seconds: float) -> None:
-        """Counts a round: whether the drafter ran, the tokens emitted (per sequence) and its whole time."""
+    def record_round(self, drafted: bool, rows: int, tokens: float, seconds: float) -> None:
+        """Counts a round: whether the drafter ran, the rows verified, the tokens emitted (per sequence), its time."""
+        if len(self._verify.get(rows, ())) < _SAMPLES_WANTED:
+            return  # kernels were being prepared
         (self._drafted if drafted else self._undrafted).record(tokens, seconds)
-        if drafted:
-            self._failures = 0 if self.drafting_pays else self._failures + 1
+        if not drafted:
+            return
+        if self.drafting_pays:
+            self._trial, self._failures = 0, 0
+        else:
+            self._trial += 1
+            if self._trial == _TRIAL:
+                self._trial, self._failures = 0, self._failures + 1
+                self._drafted.fade()  # the next trial meets other text
 
     @property
     def drafting_pays(self) -> bool:
@@ -71,8 +86,8 @@ class RoundCosts:
 
     @property
     def pause(self) -> int:
-        """Rounds to leave drafting off for: none while it pays, and longer after each try that did not."""
-        return min(2**self._failures, _LONGEST_PAUSE) if self._failures else 0
+        """Rounds to leave drafting off for: none while it pays or is tried, and longer after each trial that failed."""
+        return min(4**self._failures, _LONGEST_PAUSE) if self._failures and not self._trial else 0
 
     @property
     def draft_seconds(self) -> float:

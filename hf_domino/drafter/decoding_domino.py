@@ -191,8 +191,9 @@ class _Loop:
         ended = time.perf_counter()
         self.stats.draft_seconds += drafted - started
         self.stats.verify_seconds += ended - drafted
-        self.costs.record_verify(max(len(tree) for tree in trees), ended - drafted)
-        self.costs.record_round(self.drafting, sum(map(len, paths)) / len(paths), ended - started)
+        rows = max(len(tree) for tree in trees)
+        self.costs.record_verify(rows, ended - drafted)
+        self.costs.record_round(self.drafting, rows, sum(map(len, paths)) / len(paths), ended - started)
         if self.drafting:
             self.pause = 0 if self.limits.constant else self.costs.pause
         for row, tree, path, offer in zip(self.rows, trees, paths, offers, strict=True):

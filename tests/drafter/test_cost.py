@@ -58,20 +58,35 @@ def test_many_rows_are_tried_where_some_were_cheap_and_judged_by_their_second_ti
 
 
 def test_drafting_is_judged_against_rounds_without_it():
-    costs = measured({1: 1.0})
+    costs = measured({1: 1.0, 4: 1.2})
     for _ in range(4):
-        costs.record_round(True, tokens=2.0, seconds=1.5)
-    assert costs.drafting_pays and costs.pause == 0
+        costs.record_round(True, 4, tokens=2.0, seconds=1.5)
+    assert costs.drafting_pays
     for _ in range(4):  # the text itself offers as much, and costs less
-        costs.record_round(False, tokens=2.0, seconds=1.1)
+        costs.record_round(False, 1, tokens=2.0, seconds=1.1)
     assert not costs.drafting_pays
-    costs.record_round(True, tokens=2.0, seconds=1.5)
-    first = costs.pause
-    costs.record_round(True, tokens=2.0, seconds=1.5)
-    assert costs.pause > first > 0
+
+
+def test_drafting_that_does_not_pay_is_paused_after_a_trial_and_longer_each_time():
+    costs = measured({1: 1.0, 4: 1.2})
+    pauses = []
+    while len(pauses) < 5:
+        costs.record_round(True, 4, tokens=1.0, seconds=1.5)
+        if costs.pause:
+            pauses.append(costs.pause)
+    assert pauses == sorted(pauses) and pauses[0] < pauses[1] and pauses[-1] == pauses[-2] == 64
+    costs.record_round(True, 4, tokens=1.0, seconds=1.5)
+    assert costs.pause == 0  # a new trial is more than one round
     for _ in range(30):
-        costs.record_round(True, tokens=4.0, seconds=1.5)
-    assert costs.pause == 0
+        costs.record_round(True, 4, tokens=4.0, seconds=1.5)
+    assert costs.drafting_pays and costs.pause == 0
+
+
+def test_rounds_in_which_kernels_were_prepared_are_no_evidence():
+    costs = measured({1: 1.0})
+    for _ in range(20):
+        costs.record_round(True, 9, tokens=1.0, seconds=90.0)
+    assert costs.drafting_pays and costs.pause == 0
 
 
 def test_cheap_rows_are_filled_and_dear_ones_are_not():
