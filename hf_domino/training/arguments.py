@@ -4,6 +4,10 @@ from dataclasses import dataclass, field
 
 from transformers import TrainingArguments
 
+from .weighting import POSITION_WEIGHTS
+
+OBJECTIVES = ("cross_entropy", "kl")
+
 
 @dataclass
 class DominoTrainingArguments(TrainingArguments):
@@ -18,6 +22,16 @@ class DominoTrainingArguments(TrainingArguments):
     )
     decay_gamma: float | None = field(
         default=None, metadata={"help": "Gamma of the decay weights exp(-k / gamma); default: by block size."}
+    )
+    objective: str = field(
+        default="cross_entropy",
+        metadata={"help": "cross_entropy with the text, or kl: the divergence from the target's own distribution."},
+    )
+    teacher_top_k: int = field(
+        default=32, metadata={"help": "kl without stored distributions: the target's tokens that it is taken over."}
+    )
+    position_weights: str = field(
+        default="decay", metadata={"help": f"How the drafts of a block count: {', '.join(POSITION_WEIGHTS)}."}
     )
     base_share: float = field(default=0.2, metadata={"help": "Share of the steps with lambda = 1."})
     handover_share: float = field(default=0.5, metadata={"help": "Share of the steps over which lambda falls."})
@@ -35,3 +49,9 @@ class DominoTrainingArguments(TrainingArguments):
     ddp_find_unused_parameters: bool | None = field(
         default=False, metadata={"help": "As TrainingArguments has it, but false: every parameter is always used."}
     )
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, known in (("objective", OBJECTIVES), ("position_weights", tuple(POSITION_WEIGHTS))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is one of {', '.join(known)}, got {getattr(self, name)!r}.")

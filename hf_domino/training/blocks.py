@@ -19,18 +19,15 @@ class Blocks:
 
     anchors_BA: position of each block's anchor.
     tokens_BAJ: token ids `[B, A, 1 + J]`: the anchor's, then the true drafts'.
-    supervised_BAJ: true where a draft counts: up to the first token that is not the answer's. All false in a filler,
-        which stands where a sequence has fewer anchors than A.
+    supervised_BAJ: true where a draft counts: up to the first token that is not the answer's, except at tokens that the
+        drafter cannot propose.
+    real_BA: false for a filler, which stands where a sequence has fewer anchors than A.
     """
 
     anchors_BA: torch.Tensor
     tokens_BAJ: torch.Tensor
     supervised_BAJ: torch.Tensor
-
-    @property
-    def real_BA(self) -> torch.Tensor:
-        """False for fillers."""
-        return self.supervised_BAJ[..., 0]
+    real_BA: torch.Tensor
 
 
 def sequence_generators(seed: int, step: int, indices: Iterable[int]) -> list[torch.Generator]:
@@ -75,15 +72,25 @@ def make_blocks(
     num_drafts: int,
     anchors_BA: torch.Tensor,
     real_BA: torch.Tensor,
+    draftable_V: torch.Tensor | None = None,
 ) -> Blocks:
-    """Blocks at these anchors: draft j (0-based) is the token at anchor + 1 + j, whatever row it is read from."""
+    """Blocks at these anchors: draft j (0-based) is the token at anchor + 1 + j, whatever row it is read from.
+
+    Args:
+        draftable_V: true at the tokens of a draft vocabulary; a draft of any other token is not supervised, and those
+            after it still are, teacher-forced. `None`: all.
+    """
     steps = torch.arange(num_drafts + 1, device=input_ids_BS.device)
     positions = anchors_BA[..., None] + steps
     inside = positions < lengths_B[:, None, None]
     positions = positions.clamp_max(input_ids_BS.shape[1] - 1)
     rows = torch.arange(input_ids_BS.shape[0], device=input_ids_BS.device)[:, None, None]
-    supervised = (loss_mask_BS.bool()[rows, positions] & inside & real_BA[..., None])[..., 1:]
-    return Blocks(anchors_BA, input_ids_BS[rows, positions], supervised.long().cumprod(-1).bool())
+    supervised = (loss_mask_BS.bool()[rows, positions] & inside & real_BA[..., None])[..., 1:].long().cumprod(-1).bool()
+    tokens = input_ids_BS[rows, positions]
+    real = supervised[..., 0]
+    if draftable_V is not None:
+        supervised = supervised & draftable_V.to(tokens.device)[tokens[..., 1:]]
+    return Blocks(anchors_BA, tokens, supervised, real)
 
 
 class PackedContext:

@@ -1,7 +1,9 @@
-"""Training text on disk: shards of token ids, loss masks and, if wanted, the target's tapped states.
+"""Training text on disk: shards of token ids, loss masks and, if wanted, the target's tapped states and distributions.
 
 A shard is one safetensors file of n concatenated sequences: `input_ids [N]`, `loss_mask [N]`, `offsets [n + 1]` and
-optionally `tapped_states [N, M·H]` (bfloat16) and `source_rows [n]` (the prompts' numbers: what a resumed run skips).
+optionally `tapped_states [N, M·H]` (bfloat16), the target's distribution after each token as its k most probable ones,
+`teacher_ids [N, k]` and `teacher_probs [N, k]` (bfloat16; zeros where no answer's token follows), and `source_rows [n]`
+(the prompts' numbers: what a resumed run skips).
 `data.json` beside them tells where they come from.
 """
 
@@ -19,6 +21,7 @@ from torch.utils.data import Dataset
 
 SHARD_PATTERN = "shard-*.safetensors"
 PROVENANCE = "data.json"
+STORED = ("tapped_states", "teacher_ids", "teacher_probs")  # what a shard may hold besides the text
 
 
 def chat_tokens(
@@ -39,20 +42,21 @@ def chat_tokens(
 
 
 class ShardDataset(Dataset):
-    """Sequences of all shards of a folder. Tapped states are read from disk when a sequence is asked for.
+    """Sequences of the shards of a folder. States and distributions are read from disk when a sequence is asked for.
 
     Args:
         folder: holds the shards.
         max_length: longer sequences are cut at the end.
+        shards: which of the folder's shards, in order of their names; default: all.
 
     Raises:
         FileNotFoundError: the folder holds no shard.
     """
 
-    def __init__(self, folder: str | Path, max_length: int | None = None):
+    def __init__(self, folder: str | Path, max_length: int | None = None, shards: slice = slice(None)):
         self.folder = Path(folder)
         self.max_length = max_length
-        self.files = sorted(self.folder.glob(SHARD_PATTERN))
+        self.files = sorted(self.folder.glob(SHARD_PATTERN))[shards]
         if not self.files:
             raise FileNotFoundError(f"{folder} holds no {SHARD_PATTERN}; make some with scripts/prepare_data.py.")
         self._index: list[tuple[int, int, int]] = []
@@ -61,7 +65,8 @@ class ShardDataset(Dataset):
             with safe_open(file, framework="pt") as shard:
                 offsets = shard.get_tensor("offsets").tolist()
                 self._tokens.append((shard.get_tensor("input_ids").long(), shard.get_tensor("loss_mask").bool()))
-                self.has_states = "tapped_states" in set(shard.keys())
+                names = set(shard.keys())
+            self.stored = [name for name in STORED if name in names]
             self._index += [(number, a, b) for a, b in pairwise(offsets)]
 
     def __len__(self) -> int:
@@ -72,10 +77,14 @@ class ShardDataset(Dataset):
         end = min(end, first + self.max_length) if self.max_length else end
         ids, mask = self._tokens[number]
         item = {"input_ids": ids[first:end], "loss_mask": mask[first:end], "index": torch.tensor(index)}
-        if self.has_states:
+        if self.stored:
             with safe_open(self.files[number], framework="pt") as shard:
-                item["tapped_states"] = shard.get_slice("tapped_states")[first:end]
+                item |= {name: shard.get_slice(name)[first:end] for name in self.stored}
         return item
+
+    @property
+    def has_states(self) -> bool:
+        return "tapped_states" in self.stored
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from .objective import Teacher, most_probable
 from .slots import ATTENTION, SlotMemory
 
 
@@ -32,13 +33,15 @@ class Answer:
     """A continuation.
 
     tokens: ends with an end-of-text token if `finished`. states: the tapped states `[S - 1, M·H]` of prompt and
-    answer without the last token, which was never fed (no block's context reaches it), or `None`.
+    answer without the last token, which was never fed (no block's context reaches it), or `None`. teacher: the
+    distributions that the answer's tokens were chosen from, at temperature 1, `[n, k]`, or `None`.
     """
 
     request: Request
     tokens: list[int]
     finished: bool
     states: torch.Tensor | None = None
+    teacher: Teacher | None = None
 
 
 @dataclass
@@ -46,6 +49,7 @@ class _Row:
     request: Request
     tokens: list[int] = field(default_factory=list)
     states: list[torch.Tensor] = field(default_factory=list)
+    teacher: list[Teacher] = field(default_factory=list)
 
 
 class Generator:
@@ -58,6 +62,7 @@ class Generator:
         max_length: the longest prompt and answer together; longer prompts are refused.
         stop_ids: tokens that end an answer; by default the model's end-of-text tokens.
         taps: entries of `hidden_states` to keep, or `None`.
+        teacher_top_k: keep that many tokens of each distribution, or `None`.
         seed: of the sampling.
         refill: prefill when at least this many rows are free: several prompts in one forward are cheaper.
 
@@ -73,6 +78,7 @@ class Generator:
         max_length: int = 512,
         stop_ids: Iterable[int] | None = None,
         taps: list[int] | None = None,
+        teacher_top_k: int | None = None,
         seed: int = 0,
         refill: int | None = None,
     ):
@@ -95,6 +101,7 @@ class Generator:
         eos = model.generation_config.eos_token_id if stop_ids is None else list(stop_ids)
         self.stop_ids = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
         self.taps = taps
+        self.teacher_top_k = teacher_top_k
         self.refill = refill or max(1, batch_size // 8)
         self._random = torch.Generator(model.device).manual_seed(seed)
 
@@ -137,6 +144,7 @@ class Generator:
                 logits, states = self._prefill(memory, slots, started, shared)
                 for slot, request, tapped in zip(slots, started, states, strict=True):
                     rows[slot] = _Row(request, states=tapped)
+                self._keep_teacher(rows, slots, logits)
                 last[slots, 0] = self._choose(logits, [request.temperature for request in started])
                 yield from self._collect(rows, slots, last, memory)
                 continue
@@ -158,6 +166,7 @@ class Generator:
                     rows[slot].states.append(last[slot : slot + 1])
             for slot in set(range(self.batch_size)) - set(active):
                 memory.release(slot)
+            self._keep_teacher(rows, active, output.logits[active, -1])
             temperatures = [0.0 if row is None else row.request.temperature for row in rows]
             last = self._choose(output.logits[:, -1], temperatures)[:, None]
             if on_step is not None:
@@ -195,6 +204,14 @@ class Generator:
     def _tapped(self, hidden_states: Any) -> torch.Tensor:
         return torch.cat([hidden_states[index] for index in self.taps or []], dim=-1).bfloat16().cpu()
 
+    def _keep_teacher(self, rows: list[_Row | None], slots: list[int], logits_nV: torch.Tensor) -> None:
+        if self.teacher_top_k is None:
+            return
+        ids, probs = (part.cpu() for part in most_probable(logits_nV, self.teacher_top_k))
+        for i, slot in enumerate(slots):
+            row: Any = rows[slot]
+            row.teacher.append(Teacher(ids[i : i + 1], probs[i : i + 1]))
+
     def _choose(self, logits_NV: torch.Tensor, temperatures: list[float]) -> torch.Tensor:
         chosen = logits_NV.argmax(-1)
         sampled = [i for i, temperature in enumerate(temperatures) if temperature > 0]
@@ -215,9 +232,10 @@ class Generator:
             room = self.max_length - len(row.request.prompt)
             if finished or len(row.tokens) >= min(self.max_new_tokens, room):
                 states = torch.cat(row.states) if self.taps else None
+                teacher = Teacher(*map(torch.cat, zip(*row.teacher, strict=True))) if row.teacher else None
                 rows[slot] = None
                 memory.release(slot)
-                yield Answer(row.request, row.tokens, finished, states)
+                yield Answer(row.request, row.tokens, finished, states, teacher)
 
 
 class _Lookahead:

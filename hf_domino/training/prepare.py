@@ -18,8 +18,9 @@ from hf_domino.drafter.target_domino import fingerprint
 from .data import chat_tokens, read_jsonl
 from .exclusion import NGRAM, Exclusion, file_digest
 from .generate import Answer, Generator, Request
+from .objective import Teacher, most_probable
 from .prompts import Prompt, draw_prompts, read_prompts, user_turns
-from .shards import ShardWriter
+from .shards import ShardWriter, Text
 
 SELF_PROMPTS = "self_prompts.jsonl"
 # Settings that change how fast the data comes, not what it is.
@@ -55,6 +56,10 @@ class PrepareArguments:
     batch_size: int = field(default=64, metadata={"help": "Sequences decoded together."})
     tapped_states: bool = field(
         default=False, metadata={"help": "Store the target's tapped states too: several epochs then cost no forward."}
+    )
+    teacher_top_k: int | None = field(
+        default=None,
+        metadata={"help": "Store the target's so many most probable tokens after each, for the kl objective."},
     )
     target_layer_ids: list[int] | None = field(
         default=None, metadata={"help": "Tapped layers, 0-based; default: spread over the target's depth."}
@@ -157,6 +162,7 @@ def _answer(arguments: PrepareArguments, model, tokenizer, writer: ShardWriter, 
         arguments.max_new_tokens,
         arguments.max_length,
         taps=_taps(arguments),
+        teacher_top_k=arguments.teacher_top_k,
         seed=arguments.seed + len(writer.done),
     )
     with tqdm(total=len(prompts), initial=len(writer.done), unit="prompt", desc="answering") as bar:
@@ -202,7 +208,7 @@ class _Conversation:
     prompt: Prompt
     temperature: float
     messages: list[dict[str, str]] = field(default_factory=list)
-    sequences: list[tuple[list[int], list[int], torch.Tensor | None]] = field(default_factory=list)
+    sequences: list[Text] = field(default_factory=list)
 
 
 class _Conversations:
@@ -242,7 +248,7 @@ class _Conversations:
     def take(self, answer: Answer) -> _Conversation | None:
         """Notes an answer. Returns the conversation if that was its last turn."""
         conversation: _Conversation = answer.request.key
-        conversation.sequences.append((answer.request.prompt, answer.tokens, answer.states))
+        conversation.sequences.append(Text(answer.request.prompt, answer.tokens, answer.states, answer.teacher))
         if answer.finished and len(conversation.sequences) < len(conversation.prompt.turns):
             text = self._tokenizer.decode(answer.tokens, skip_special_tokens=True)
             conversation.messages.append({"role": "assistant", "content": text})
@@ -259,42 +265,54 @@ class _Conversations:
 def _convert(arguments: PrepareArguments, model, tokenizer, writer: ShardWriter, exclusion: Exclusion, found: Found):
     answered = [row for path in arguments.responses for row in read_jsonl(path)][: arguments.limit]
     prompts = (Prompt(user_turns(row), number) for number, row in enumerate(answered))
-    taps = _taps(arguments)
-    chunk: list[tuple[int, list[int], list[int]]] = []
+    chunk: list[tuple[int, Text]] = []
     with tqdm(total=len(answered), initial=len(writer.done), unit="answer", desc="converting") as bar:
         for prompt in _usable(prompts, writer, exclusion, found):
             row = answered[prompt.row]
-            ids, answer = chat_tokens(tokenizer, prompt.turns[0], row["response"], row.get("finished", True))
-            if len(ids) + len(answer) > arguments.max_length:
+            text = Text(*chat_tokens(tokenizer, prompt.turns[0], row["response"], row.get("finished", True)))
+            if text.length > arguments.max_length:
                 found.too_long += 1
                 continue
-            chunk.append((prompt.row, ids, answer))
+            chunk.append((prompt.row, text))
             if len(chunk) == arguments.batch_size * 8:
-                _write_converted(chunk, model, taps, arguments.batch_size, writer, bar)
+                _write_converted(chunk, arguments, model, writer, bar)
                 chunk = []
-        _write_converted(chunk, model, taps, arguments.batch_size, writer, bar)
+        _write_converted(chunk, arguments, model, writer, bar)
 
 
-def _write_converted(chunk, model, taps: list[int] | None, batch_size: int, writer: ShardWriter, bar) -> None:
+def _write_converted(chunk: list[tuple[int, Text]], arguments: PrepareArguments, model, writer: ShardWriter, bar):
     """Sorted by length, so that batches hold little padding."""
-    chunk = sorted(chunk, key=lambda item: len(item[1]) + len(item[2]))
-    for first in range(0, len(chunk), batch_size):
-        batch = chunk[first : first + batch_size]
-        states = tapped_states(model, [ids + answer for _, ids, answer in batch], taps) if taps else [None] * len(batch)
-        for (row, ids, answer), tapped in zip(batch, states, strict=True):
-            writer.add([(ids, answer, tapped)], row)
+    chunk = sorted(chunk, key=lambda item: item[1].length)
+    for first in range(0, len(chunk), arguments.batch_size):
+        batch = chunk[first : first + arguments.batch_size]
+        texts = reread(model, [text for _, text in batch], _taps(arguments), arguments.teacher_top_k)
+        for (row, _), text in zip(batch, texts, strict=True):
+            writer.add([text], row)
         bar.update(len(batch))
 
 
 @torch.no_grad()
-def tapped_states(model, sequences: list[list[int]], taps: list[int]) -> list[torch.Tensor]:
-    """Tapped states `[S, M·H]` (bfloat16) of each sequence, by one forward over all of them.
+def reread(model, texts: list[Text], taps: list[int] | None, teacher_top_k: int | None) -> list[Text]:
+    """The texts with what the target holds at each of their tokens, by one forward over all of them (one a text where
+    its distributions are wanted: the logits of many at once are large).
 
     Args:
-        taps: entries of `hidden_states`.
+        taps: entries of `hidden_states` to keep, in bfloat16. teacher_top_k: tokens to keep of each distribution.
     """
-    rows = [torch.tensor(sequence) for sequence in sequences]
+    if teacher_top_k is not None and len(texts) > 1:
+        return [reread(model, [text], taps, teacher_top_k)[0] for text in texts]
+    if taps is None and teacher_top_k is None:
+        return texts
+    rows = [torch.tensor(text.prompt + text.answer) for text in texts]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(model.device)
-    output = model(ids, output_hidden_states=taps, use_cache=False, logits_to_keep=1)
-    states = torch.cat([output.hidden_states[index] for index in taps], dim=-1).bfloat16().cpu()
-    return [states[i, : len(sequence)].clone() for i, sequence in enumerate(sequences)]
+    answer = len(texts[0].answer) + 1  # the logits that it was chosen from, and those after it
+    output = model(
+        ids, output_hidden_states=taps or False, use_cache=False, logits_to_keep=answer if teacher_top_k else 1
+    )
+    if taps is not None:
+        states = torch.cat([output.hidden_states[index] for index in taps], dim=-1).bfloat16().cpu()
+        texts = [text._replace(states=states[i, : text.length].clone()) for i, text in enumerate(texts)]
+    if teacher_top_k is not None:
+        best = most_probable(output.logits[0, :-1], teacher_top_k)
+        texts = [texts[0]._replace(teacher=Teacher(*(part.cpu() for part in best)))]
+    return texts

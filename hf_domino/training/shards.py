@@ -3,13 +3,32 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from .data import PROVENANCE, SHARD_PATTERN
+from .objective import Teacher
+
+
+class Text(NamedTuple):
+    """A sequence of training text: prompt and answer as token ids.
+
+    states: tapped states `[S, M·H]` or `[S - 1, M·H]`, if wanted. teacher: the target's distributions of the answer's
+    tokens, `[n, k]`, if wanted.
+    """
+
+    prompt: list[int]
+    answer: list[int]
+    states: torch.Tensor | None = None
+    teacher: Teacher | None = None
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.answer)
 
 
 class ShardWriter:
@@ -31,7 +50,7 @@ class ShardWriter:
         self.settings = json.loads(json.dumps(settings))
         self.counts = {"sequences": 0, "tokens": 0, "supervised_tokens": 0}
         self.extra: dict[str, Any] = {}
-        self._sequences: list[tuple[list[int], list[int], torch.Tensor | None, int]] = []
+        self._sequences: list[tuple[Text, int]] = []
         self.done: set[int] = set()
         self._check_settings()
         self._count_existing()
@@ -62,14 +81,10 @@ class ShardWriter:
         self.counts["tokens"] += tokens
         self.counts["supervised_tokens"] += supervised
 
-    def add(self, sequences: list[tuple[list[int], list[int], torch.Tensor | None]], source_row: int) -> None:
-        """Adds the sequences of one prompt: they come into the same shard, so that it is done or not.
-
-        Args:
-            sequences: prompt ids, answer ids and, if wanted, tapped states `[S, M·H]` or `[S - 1, M·H]` of each.
-        """
-        self._sequences += [(prompt, answer, states, source_row) for prompt, answer, states in sequences]
-        if sum(len(prompt) + len(answer) for prompt, answer, *_ in self._sequences) >= self.shard_tokens:
+    def add(self, sequences: list[Text], source_row: int) -> None:
+        """Adds the sequences of one prompt: they come into the same shard, so that it is done or not."""
+        self._sequences += [(Text(*text), source_row) for text in sequences]
+        if sum(text.length for text, _ in self._sequences) >= self.shard_tokens:
             self.flush()
 
     def flush(self) -> None:
@@ -80,16 +95,20 @@ class ShardWriter:
         _replace(self.folder / PROVENANCE, lambda path: path.write_text(json.dumps(record, indent=2) + "\n", "utf-8"))
 
     def _write(self) -> None:
-        ids, masks, offsets, states, rows = [], [], [0], [], []
-        for prompt, answer, tapped, row in self._sequences:
-            ids += prompt + answer
-            masks += [0] * len(prompt) + [1] * len(answer)
+        ids, masks, offsets, states, teacher_ids, teacher_probs, rows = [], [], [0], [], [], [], []
+        for text, row in self._sequences:
+            ids += text.prompt + text.answer
+            masks += [0] * len(text.prompt) + [1] * len(text.answer)
             offsets.append(len(ids))
             rows.append(row)
-            if tapped is not None:
+            if text.states is not None:
                 # The last token's state is never a context; a row of zeros keeps the lengths equal.
-                missing = len(prompt) + len(answer) - tapped.shape[0]
-                states.append(torch.nn.functional.pad(tapped.bfloat16(), (0, 0, 0, missing)))
+                states.append(F.pad(text.states.bfloat16(), (0, 0, 0, text.length - text.states.shape[0])))
+            if text.teacher is not None:
+                # The answer's first token was chosen after the prompt's last; nothing follows the answer's last.
+                around = (0, 0, len(text.prompt) - 1, 1)
+                teacher_ids.append(F.pad(text.teacher.ids.int(), around))
+                teacher_probs.append(F.pad(text.teacher.probs.bfloat16(), around))
         tensors = {
             "input_ids": torch.tensor(ids, dtype=torch.int32),
             "loss_mask": torch.tensor(masks, dtype=torch.uint8),
@@ -98,6 +117,8 @@ class ShardWriter:
         }
         if states:
             tensors["tapped_states"] = torch.cat(states)
+        if teacher_ids:
+            tensors |= {"teacher_ids": torch.cat(teacher_ids), "teacher_probs": torch.cat(teacher_probs)}
         _replace(self.folder / SHARD_PATTERN.replace("*", f"{self._next:05d}"), lambda path: save_file(tensors, path))
         self._next += 1
         self._count(len(rows), len(ids), sum(masks))

@@ -1,11 +1,15 @@
 """`DominoTrainer`: transformers' Trainer over packed blocks, with the base-anchored curriculum."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel, Trainer
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from hf_domino.drafter.modeling_domino import DominoDraftModel
 from hf_domino.drafter.target_domino import Target, unwrap
@@ -15,8 +19,9 @@ from .arguments import DominoTrainingArguments
 from .blocks import make_blocks, sample_anchors, sequence_generators
 from .curriculum import Curriculum
 from .data import ShardDataset, collate
-from .objective import BlockLoss, decay_weights, default_gamma
+from .objective import BlockLoss, Teacher, decay_weights, default_gamma, most_probable
 from .packed_loss import PackedLoss
+from .weighting import POSITION_WEIGHTS
 
 __all__ = ["DominoTrainer", "DominoTrainingArguments", "ShardDataset"]
 
@@ -57,10 +62,10 @@ class DominoTrainer(Trainer):
                 f"train_block_size must lie between 2 and the drafter's block_size ({config.block_size}), got "
                 f"{self.block_size}."
             )
-        if getattr(config, "draft_vocab_size", None) is not None:
+        if config.draft_vocab_size is not None and args.frequent_tokens:
             raise ValueError(
-                "Training needs the whole vocabulary, and this drafter is restricted to a draft vocabulary. Train one "
-                "that is not (a sampled softmax costs as little: frequent_tokens), and restrict it afterwards."
+                f"This drafter has a draft vocabulary of {config.draft_vocab_size} tokens, over which the softmax is "
+                "exact and cheap; a sampled one (frequent_tokens) is for drafters of the whole vocabulary. Unset it."
             )
         self.curriculum = Curriculum(args.base_share, args.handover_share, args.final_base_weight)
         self.num_drafts = self.block_size - config.row_offset
@@ -75,7 +80,7 @@ class DominoTrainer(Trainer):
             **kwargs,
         )
         if self.is_fsdp_enabled:
-            raise ValueError("DominoTrainer shares its work by DDP (torchrun), not by FSDP; unset fsdp.")
+            _check_sharding(self.accelerator.state.fsdp_plugin)
         # The loss comes normalised over the whole step: Trainer must not divide it again.
         self.model_accepts_loss_kwargs = True
         self.target = target.eval().requires_grad_(False)
@@ -89,7 +94,14 @@ class DominoTrainer(Trainer):
             counts = train_dataset.token_counts(config.vocab_size)
             frequent = counts.topk(min(args.frequent_tokens, counts.numel())).indices
         self.packed_loss = PackedLoss(
-            model, self.view, self.block_size, self.gamma, frequent, args.random_tokens, args.chunk_blocks
+            model,
+            self.view,
+            self.block_size,
+            self.gamma,
+            frequent,
+            args.random_tokens,
+            args.chunk_blocks,
+            POSITION_WEIGHTS[args.position_weights],
         )
         for layer in unwrap(model).layers:
             layer._can_checkpoint_with_cache = True  # a PackedContext is only read
@@ -101,6 +113,20 @@ class DominoTrainer(Trainer):
         """λ now: a function of the step alone, so a resumed run goes on where it was."""
         return self.curriculum.weight(self.state.global_step / max(1, self.state.max_steps))
 
+    @property
+    def draftable(self) -> torch.Tensor | None:
+        """True at the tokens of a restricted drafter, `[V]`; `None`: all."""
+        drafter = unwrap(self.model)
+        return None if drafter.config.draft_vocab_size is None else drafter.t2d
+
+    def _get_train_sampler(self, train_dataset=None):
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        if self.args.train_sampling_strategy != "group_by_length" or not hasattr(dataset, "lengths"):
+            return super()._get_train_sampler(train_dataset)
+        # Trainer's own reads every sequence, stored states and all, to learn its length.
+        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return LengthGroupedSampler(batch, lengths=dataset.lengths)
+
     def _prepare_for_training(self, *args, **kwargs):
         # The wrapper (DDP, FSDP, autocast) must enclose the whole loss; saving and loading see the drafter.
         drafter = self.model
@@ -109,6 +135,24 @@ class DominoTrainer(Trainer):
         self.model = drafter
         return prepared
 
+    @contextmanager
+    def whole_drafter(self) -> Iterator[None]:
+        """All of the drafter's weights in place: under FSDP each process holds a share of them between steps."""
+        sharded = self.packed_loss if isinstance(self.packed_loss, FSDPModule) else None
+        if sharded is not None:
+            sharded.unshard()
+        yield
+        if sharded is not None:
+            sharded.reshard()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        # Saved is the drafter, so loaded into is the drafter, not the wrapper around the whole loss.
+        super()._load_from_checkpoint(resume_from_checkpoint, self.packed_loss.model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        self.model = self.packed_loss.model  # under FSDP the optimizer's state is saved under the model's names
+        super()._load_optimizer_and_scheduler(checkpoint)
+
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """The batches of one optimizer step, with their blocks, and the sum of decay weights over all processes."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -116,7 +160,7 @@ class DominoTrainer(Trainer):
         for batch in batches:
             batch["blocks"] = self.draw_blocks(batch)
             supervised = batch["blocks"]["supervised_BAJ"]
-            self.skipped_sequences += int((~supervised[..., 0].any(-1)).sum())
+            self.skipped_sequences += int((~batch["blocks"]["real_BA"].any(-1)).sum())
             weight += (decay_weights(self.num_drafts, self.gamma, supervised.device) * supervised).sum().to(device)
         return batches, self.accelerator.reduce(weight, "sum") if batches else None
 
@@ -125,29 +169,39 @@ class DominoTrainer(Trainer):
         generators = sequence_generators(self.args.seed, self.state.global_step, batch["index"].tolist())
         anchors, real = sample_anchors(batch["loss_mask"], self.args.num_anchors, generators)
         ids, mask, lengths = batch["input_ids"], batch["loss_mask"], batch["lengths"]
-        return vars(make_blocks(ids, mask, lengths, self.num_drafts, anchors, real))
+        return vars(make_blocks(ids, mask, lengths, self.num_drafts, anchors, real, self.draftable))
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        tapped = inputs.get("tapped_states")
-        if tapped is None:
-            tapped = self.tapped_states(inputs["input_ids"])
+        tapped, teacher = self.target_says(inputs)
         indices = inputs["index"].tolist()
         names: list[Any] = [f"softmax {indices[0]}"]
         (generator,) = sequence_generators(self.args.seed, self.state.global_step, names)
-        loss, sums = model(tapped, inputs["blocks"], self.base_weight, generator)
+        loss, sums = model(tapped, inputs["blocks"], self.base_weight, generator, teacher)
         self._sums = sums if self._sums is None else self._sums + sums
         # DDP averages over processes what is here a share of one sum.
         loss = loss * self.accelerator.num_processes / num_items_in_batch.clamp_min(1e-6)
         return (loss, {"loss": loss.detach()}) if return_outputs else loss
 
     @torch.no_grad()
-    def tapped_states(self, input_ids_BS: torch.Tensor) -> torch.Tensor:
-        """The target's tapped states of a right-padded batch, `[B, S, M·H]`."""
-        ids = input_ids_BS.to(self.target.device)
-        output = self.target(
-            ids, output_hidden_states=self.view.hidden_states_indices, use_cache=False, logits_to_keep=1
-        )
-        return self.view.tapped_states(output.hidden_states)
+    def target_says(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, Teacher | None]:
+        """The target's tapped states `[B, S, M·H]` of a right-padded batch and, for the KL objective, its
+        distributions: as stored, or by one forward of it where either is not."""
+        tapped, teacher = batch.get("tapped_states"), None
+        distils = self.args.objective == "kl"
+        if distils and "teacher_ids" in batch:
+            teacher = Teacher(batch["teacher_ids"].long(), batch["teacher_probs"])
+        if tapped is None or (distils and teacher is None):
+            output = self.target(
+                batch["input_ids"].to(self.target.device),
+                output_hidden_states=self.view.hidden_states_indices,
+                use_cache=False,
+                logits_to_keep=0 if distils else 1,
+            )
+            if tapped is None:
+                tapped = self.view.tapped_states(output.hidden_states)
+            if distils and teacher is None:
+                teacher = most_probable(output.logits[..., : self.view.config.vocab_size], self.args.teacher_top_k)
+        return tapped, teacher
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """True accepted length on the held-out prompts: greedy `generate` with the drafter as it is now."""
@@ -157,7 +211,8 @@ class DominoTrainer(Trainer):
         state = self.accelerator
         mine = range(state.process_index, len(prompts), state.num_processes)
         drafter = unwrap(self.model)
-        found = acceptance_length(self.target, drafter, [prompts[i] for i in mine], self.args.eval_max_new_tokens)
+        with self.whole_drafter():
+            found = acceptance_length(self.target, drafter, [prompts[i] for i in mine], self.args.eval_max_new_tokens)
         tokens, forwards = state.reduce(torch.tensor(found, dtype=torch.float32, device=self.args.device)).tolist()
         metrics = {f"{metric_key_prefix}_acceptance_length": round(tokens / max(1.0, forwards), 4)}
         self.log(metrics)
@@ -202,3 +257,13 @@ class DominoTrainer(Trainer):
             "log_history": self.state.log_history,
         }
         (Path(folder) / RECORD).write_text(json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def _check_sharding(plugin: Any) -> None:
+    """Refuses FSDP of single layers: a layer's keys and values of the context are computed outside its forward."""
+    if plugin.fsdp_version != 2 or plugin.transformer_cls_names_to_wrap or plugin.min_num_params:
+        raise ValueError(
+            "FSDP shares out the drafter as one unit, by its version 2: set fsdp_version 2 and "
+            "fsdp_auto_wrap_policy NO_WRAP, and neither fsdp_transformer_layer_cls_to_wrap nor fsdp_min_num_params "
+            "(scripts/configs/accelerate_fsdp.yaml)."
+        )

@@ -178,3 +178,20 @@ def test_a_row_without_a_prompt_is_named(target_folder, tmp_path):
     prompts = write_jsonl(tmp_path / "p.jsonl", [{"text": "w10"}])
     with pytest.raises(ValueError, match="none of prompt, turns"):
         prepare(target_folder, tmp_path / "out", "--prompts", prompts)
+
+
+@pytest.mark.parametrize("kind", ["prompts", "responses"])
+def test_the_target_s_distributions_are_stored_with_its_answers(target_folder, tmp_path, kind):
+    rows = [{"prompt": f"w{10 + i}", "response": "w20 w21 w7", "finished": i % 2 == 0} for i in range(5)]
+    source = write_jsonl(tmp_path / "p.jsonl", rows)
+    flags = ["--teacher_top_k", "4", "--greedy_share", "1"]
+    prepare(target_folder, tmp_path / "out", f"--{kind}", source, *flags)
+    target = tiny_target(context=0.7)
+    for item in ShardDataset(tmp_path / "out"):
+        before = (item["loss_mask"][1:]).nonzero()[:, 0]  # the tokens after which an answer's token stands
+        probabilities = target(item["input_ids"][None]).logits[0].softmax(-1)
+        best, ids = probabilities.topk(4)
+        assert torch.equal(item["teacher_ids"][before].long(), ids[before])
+        torch.testing.assert_close(item["teacher_probs"][before].float(), best[before], rtol=1e-2, atol=1e-3)
+        if kind == "prompts":
+            assert torch.equal(item["teacher_ids"][before, 0].long(), item["input_ids"][before + 1]), "greedy"

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_domino.training.objective import block_loss, decay_weights, default_gamma
+from hf_domino.training.objective import Teacher, block_loss, decay_weights, default_gamma, most_probable
 from hf_domino.training.vocabulary import OutputVocabulary, head_matrix
 from tests.tiny import VOCAB_SIZE, tiny_drafter, tiny_target
 
@@ -30,11 +30,11 @@ def inputs(target):
     return states, embeds, labels, supervised
 
 
-def loss_of(drafter, inputs, vocabulary, labels=None, lam=0.5, **more):
+def loss_of(drafter, inputs, vocabulary, lam=0.5, **more):
     states, embeds, true, supervised = inputs
     states = states.clone().requires_grad_()
     drafter.zero_grad()
-    sums = block_loss(drafter, states, embeds, true if labels is None else labels, supervised, vocabulary, 4.0, **more)
+    sums = block_loss(drafter, states, embeds, true, supervised, vocabulary, 4.0, **more)
     ((1 - lam) * sums.final + lam * sums.base).backward()
     gradients = [states.grad] + [p.grad for p in drafter.parameters() if p.grad is not None]
     return sums, gradients
@@ -100,8 +100,8 @@ def test_a_sample_of_everything_is_the_whole_vocabulary(target, inputs):
     drafter = tiny_drafter(target)
     head = target.get_output_embeddings().weight
     whole, gradients = loss_of(drafter, inputs, OutputVocabulary(head))
-    vocabulary, labels = OutputVocabulary.sampled(head, None, inputs[2], torch.tensor([3, 4]), VOCAB_SIZE)
-    sampled, sampled_gradients = loss_of(drafter, inputs, vocabulary, labels)
+    vocabulary = OutputVocabulary.sampled(head, None, inputs[2].flatten(), VOCAB_SIZE)
+    sampled, sampled_gradients = loss_of(drafter, inputs, vocabulary)
     torch.testing.assert_close(vars(sampled), vars(whole))
     torch.testing.assert_close(sampled_gradients, gradients, atol=1e-5, rtol=1e-4)
 
@@ -114,8 +114,9 @@ def test_the_sampled_partition_function_is_unbiased(target, inputs):
     found = []
     for seed in range(400):
         generator = torch.Generator().manual_seed(seed)
-        vocabulary, index = OutputVocabulary.sampled(head, None, labels, torch.tensor([3, 4]), 15, generator)
-        assert torch.equal(vocabulary.token_ids[index], labels)
+        certain = torch.cat([torch.tensor([3, 4]), labels.flatten()])
+        vocabulary = OutputVocabulary.sampled(head, None, certain, 15, generator)
+        assert torch.equal(vocabulary.token_ids[vocabulary.index(labels)], labels)
         assert vocabulary.token_ids.unique().numel() == vocabulary.token_ids.numel()
         found.append(vocabulary.base_logits(states).exp().sum(-1))
     found = torch.stack(found)
@@ -152,14 +153,14 @@ def test_adapters_on_the_head_are_trained_under_a_sampled_softmax(target, inputs
     wrapped = peft.get_peft_model(drafter, config)
     head = target.get_output_embeddings().weight
     whole, _ = loss_of(drafter, inputs, OutputVocabulary(head))
-    vocabulary, labels = OutputVocabulary.sampled(head, None, inputs[2], torch.tensor([3]), VOCAB_SIZE)
-    sampled, _ = loss_of(drafter, inputs, vocabulary, labels)
+    vocabulary = OutputVocabulary.sampled(head, None, inputs[2].flatten(), VOCAB_SIZE)
+    sampled, _ = loss_of(drafter, inputs, vocabulary)
     torch.testing.assert_close(sampled.final, whole.final)
     trained = [p for p in wrapped.parameters() if p.requires_grad]
     assert len(trained) == 2
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in trained)
     with wrapped.disable_adapter():
-        plain, _ = loss_of(drafter, inputs, vocabulary, labels)
+        plain, _ = loss_of(drafter, inputs, vocabulary)
     assert not torch.isclose(plain.final, whole.final), "the adapter must matter for this test to mean anything"
 
 
@@ -178,3 +179,73 @@ def test_a_biased_or_adapted_output_head_is_seen_whole():
 def test_decay():
     torch.testing.assert_close(decay_weights(3, 4.0), torch.tensor([1.0, math.exp(-0.25), math.exp(-0.5)]))
     assert (default_gamma(16), default_gamma(8)) == (7.0, 4.0)
+
+
+@pytest.mark.parametrize("head_type", ["gru", "none"])
+def test_kl_equals_a_loop(target, inputs, head_type):
+    drafter = tiny_drafter(target, head_type, pure_draft_prefix_len=1)
+    states, embeds, labels, supervised = inputs
+    head = target.get_output_embeddings().weight
+    teacher = most_probable(torch.randn(N, J, VOCAB_SIZE, generator=torch.Generator().manual_seed(5)) * 2, 6)
+    sums, _ = loss_of(drafter, inputs, OutputVocabulary(head), teacher=teacher)
+    base_logits = states @ head.T
+    final_logits = base_logits
+    if head_type != "none":
+        encoded = drafter.prefix_encoder.encode(embeds, states)
+        final_logits = base_logits + drafter.embed_proj(torch.cat([states, encoded], dim=-1))
+        final_logits[:, 0] = base_logits[:, 0]
+    wanted = []
+    for logits in (base_logits, final_logits):
+        total = 0.0
+        for n, j in supervised.nonzero().tolist():
+            p = teacher.probs[n, j] / teacher.probs[n, j].sum()
+            q = logits[n, j].softmax(-1)[teacher.ids[n, j]]
+            total += math.exp(-j / 4.0) * (p * (p / q).log()).sum().item()
+        wanted.append(total)
+    assert [sums.base.item(), sums.final.item()] == pytest.approx(wanted, rel=1e-4)
+    plain, _ = loss_of(drafter, inputs, OutputVocabulary(head))
+    assert (sums.final_accepted, sums.weight) == (plain.final_accepted, plain.weight)
+
+
+def test_kl_to_one_sure_token_is_cross_entropy(target, inputs):
+    drafter = tiny_drafter(target)
+    vocabulary = OutputVocabulary(target.get_output_embeddings().weight)
+    sure = Teacher(torch.stack([inputs[2], inputs[2]], -1), torch.tensor([1.0, 0.0]).expand(N, J, 2))
+    plain, gradients = loss_of(drafter, inputs, vocabulary)
+    found, same = loss_of(drafter, inputs, vocabulary, teacher=sure, chunk_blocks=2)
+    torch.testing.assert_close(vars(found), vars(plain))
+    torch.testing.assert_close(same, gradients)
+
+
+def test_kl_vanishes_where_the_drafter_is_the_teacher(target, inputs):
+    drafter = tiny_drafter(target, "none")
+    head = target.get_output_embeddings().weight
+    teacher = most_probable(inputs[0] @ head.T, VOCAB_SIZE)
+    sums, gradients = loss_of(drafter, inputs, OutputVocabulary(head), teacher=teacher)
+    assert sums.base.abs() < 1e-4
+    assert gradients[0].abs().max() < 1e-4
+
+
+def test_kl_over_a_draft_vocabulary_leaves_the_other_tokens_out(target, inputs):
+    drafter = tiny_drafter(target)
+    tokens = torch.arange(0, VOCAB_SIZE, 2)
+    drafter.restrict_vocabulary(tokens)
+    states, embeds, labels, supervised = inputs
+    inputs = (states, embeds, labels // 2 * 2, supervised)
+    vocabulary = OutputVocabulary.restricted(target.get_output_embeddings().weight, None, drafter.draft_token_ids)
+    ids = torch.stack([inputs[2], labels // 2 * 2 + 1, (labels // 2 * 2 + 2) % 60], -1)
+    mixed = Teacher(ids, torch.tensor([0.3, 0.4, 0.1]).expand(N, J, 3))
+    inside = Teacher(ids[..., [0, 2]], torch.tensor([0.75, 0.25]).expand(N, J, 2))
+    found, _ = loss_of(drafter, inputs, vocabulary, teacher=mixed)
+    wanted, _ = loss_of(drafter, inputs, vocabulary, teacher=inside)
+    torch.testing.assert_close(vars(found), vars(wanted))
+    assert found.final.isfinite() and found.final > 0
+
+
+def test_the_most_probable_tokens():
+    logits = torch.randn(3, 5, 40).bfloat16()
+    ids, probs = most_probable(logits, 7)
+    whole = logits.float().softmax(-1)
+    torch.testing.assert_close(probs, whole.gather(-1, ids))
+    assert torch.equal(probs, probs.sort(-1, descending=True).values)
+    torch.testing.assert_close(most_probable(logits, 100).probs.sum(-1), torch.ones(3, 5))

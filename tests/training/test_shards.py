@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hf_domino.training.data import PROVENANCE, ShardDataset, collate
-from hf_domino.training.shards import ShardWriter
+from hf_domino.training.objective import Teacher
+from hf_domino.training.shards import ShardWriter, Text
 
 
 def states(length: int) -> torch.Tensor:
@@ -15,9 +16,9 @@ def states(length: int) -> torch.Tensor:
 
 def test_round_trip(tmp_path):
     writer = ShardWriter(tmp_path, {"seed": 1}, shard_tokens=8)
-    writer.add([([5, 6, 7], [8, 9], states(5))], 0)
-    writer.add([([5], [8, 9, 10], states(3))], 4)  # as generation gives it: no state for the last token
-    writer.add([([6], [3], states(2)), ([6, 3, 7], [4], states(4))], 2)
+    writer.add([Text([5, 6, 7], [8, 9], states(5))], 0)
+    writer.add([Text([5], [8, 9, 10], states(3))], 4)  # as generation gives it: no state for the last token
+    writer.add([Text([6], [3], states(2)), Text([6, 3, 7], [4], states(4))], 2)
     writer.flush()
     dataset = ShardDataset(tmp_path)
     assert len(dataset.files) == 2 and len(dataset) == 4
@@ -32,10 +33,10 @@ def test_round_trip(tmp_path):
 
 def test_a_second_writer_goes_on(tmp_path):
     first = ShardWriter(tmp_path, {"seed": 1}, shard_tokens=4)
-    first.add([([5, 6], [8, 9], None)], 3)
+    first.add([Text([5, 6], [8, 9])], 3)
     second = ShardWriter(tmp_path, {"seed": 1}, shard_tokens=4)
     assert second.done == {3}
-    second.add([([5, 6], [8, 9], None)], 4)
+    second.add([Text([5, 6], [8, 9])], 4)
     second.flush()
     assert len(ShardDataset(tmp_path)) == 2
     assert json.loads((tmp_path / PROVENANCE).read_text())["counts"]["sequences"] == 2
@@ -55,7 +56,7 @@ def test_an_empty_folder_says_how_to_fill_it(tmp_path):
 
 def test_collate_pads_on_the_right(tmp_path):
     writer = ShardWriter(tmp_path, {})
-    writer.add([([5, 6, 7], [8, 9], states(5)), ([5], [8], states(2))], 0)
+    writer.add([Text([5, 6, 7], [8, 9], states(5)), Text([5], [8], states(2))], 0)
     writer.flush()
     dataset = ShardDataset(tmp_path, max_length=4)
     batch = collate([dataset[0], dataset[1]])
@@ -63,3 +64,17 @@ def test_collate_pads_on_the_right(tmp_path):
     assert batch["loss_mask"].int().tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
     assert batch["lengths"].tolist() == [4, 2] and batch["index"].tolist() == [0, 1]
     assert batch["tapped_states"].shape == (2, 4, 4)
+
+
+def test_distributions_stand_at_the_tokens_before_those_they_predict(tmp_path):
+    writer = ShardWriter(tmp_path, {})
+    teacher = Teacher(torch.tensor([[4, 2], [9, 1], [3, 5]]), torch.tensor([[0.75, 0.125], [0.5, 0.25], [1.0, 0.0]]))
+    writer.add([Text([5, 6], [4, 9, 3], states(4), teacher), Text([7], [4, 9, 3], states(3), teacher)], 0)
+    writer.flush()
+    dataset = ShardDataset(tmp_path)
+    assert dataset.stored == ["tapped_states", "teacher_ids", "teacher_probs"]
+    for item, first in ((dataset[0], 1), (dataset[1], 0)):
+        assert torch.equal(item["teacher_ids"][first : first + 3].long(), teacher.ids)
+        assert torch.equal(item["teacher_probs"][first : first + 3].float(), teacher.probs)
+        assert item["teacher_probs"][first + 3 :].abs().sum() == item["teacher_probs"][:first].abs().sum() == 0
+        assert torch.equal(item["input_ids"][first + 1 : first + 4], item["teacher_ids"][first : first + 3, 0].long())

@@ -2,10 +2,7 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import peft
 import pytest
@@ -15,12 +12,11 @@ from transformers import TrainerCallback
 from hf_domino import DominoDraftModel
 from hf_domino.training.acceptance import AcceptanceWatch, HeldOutPrompts, acceptance_length
 from hf_domino.training.data import ShardDataset
-from hf_domino.training.trainer import RECORD, DominoTrainer
+from hf_domino.training.objective import most_probable
+from hf_domino.training.trainer import RECORD, DominoTrainer, _check_sharding
 from tests.tiny import prompt_ids
 
 from .conftest import answers_mask, small_drafter, training_arguments, write_shard
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Kill(TrainerCallback):
@@ -92,32 +88,6 @@ def test_accumulated_batches_are_one_step(target, few, tmp_path):
     assert_same_weights(split.model, whole.model, rtol=1e-2, atol=3e-4)
 
 
-def test_two_processes_are_one(target, few, tmp_path):
-    alone = run(target, few, tmp_path / "alone", per_device_train_batch_size=4)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(Path(__file__).with_name("two_processes.py")),
-        str(few.folder),
-        str(tmp_path / "two"),
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    record = json.loads((tmp_path / "two" / RECORD).read_text())
-    found = [entry for entry in record["log_history"] if "loss" in entry]
-    wanted = [entry for entry in alone.state.log_history if "loss" in entry]
-    assert found[0]["base_weight"] == 1.0, "the head had no part in the first steps"
-    for key in ("loss", "base_loss", "final_loss", "base_acceptance", "final_acceptance"):
-        assert [e[key] for e in found] == pytest.approx([e[key] for e in wanted], rel=1e-3), key
-    trained = DominoDraftModel.from_pretrained(tmp_path / "two", dtype=torch.float32)
-    assert_same_weights(trained, alone.model, rtol=1e-2, atol=3e-4)
-
-
 def test_activation_checkpointing_changes_nothing(target, few, tmp_path):
     plain = run(target, few, tmp_path / "a", max_steps=3, base_share=0.0)
     saving = run(target, few, tmp_path / "b", max_steps=3, base_share=0.0, activation_checkpointing=True)
@@ -138,11 +108,55 @@ def test_bfloat16_autocast(target, few, tmp_path, frequent):
 def test_stored_states_equal_those_computed_on_the_fly(target, few, tmp_path):
     fresh = run(target, few, tmp_path / "a")
     texts = [few[i]["input_ids"] for i in range(len(few))]
-    states = [fresh.tapped_states(text[None])[0] for text in texts]
+    states = [fresh.target_says({"input_ids": text[None]})[0][0] for text in texts]
     masks = [answers_mask(len(text)) for text in texts]
     folder = write_shard(tmp_path / "stored", texts, masks, tapped_states=torch.cat(states))
     stored = run(target, ShardDataset(folder), tmp_path / "b")
     assert losses(stored) == pytest.approx(losses(fresh), rel=1e-4)
+
+
+@pytest.mark.parametrize("frequent", [None, 20])
+def test_distillation_from_stored_distributions_equals_that_on_the_fly(target, few, tmp_path, frequent):
+    settings = dict(objective="kl", teacher_top_k=8, frequent_tokens=frequent, random_tokens=15)
+    fresh = run(target, few, tmp_path / "a", **settings)
+    plain = run(target, few, tmp_path / "b", **(settings | {"objective": "cross_entropy"}))
+    assert losses(fresh) != losses(plain)
+    texts = [few[i]["input_ids"] for i in range(len(few))]
+    best = [most_probable(target(text[None]).logits[0], 8) for text in texts]
+    stored = {
+        "teacher_ids": torch.cat([found.ids for found in best]).int(),
+        "teacher_probs": torch.cat([found.probs for found in best]),
+    }
+    folder = write_shard(tmp_path / "stored", texts, [answers_mask(len(text)) for text in texts], **stored)
+    again = run(target, ShardDataset(folder), tmp_path / "c", **settings)
+    assert losses(again) == pytest.approx(losses(fresh), rel=1e-4)
+
+
+def test_settings_that_do_not_exist_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="objective is one of cross_entropy, kl"):
+        training_arguments(tmp_path, objective="kld")
+    with pytest.raises(ValueError, match="position_weights is one of decay"):
+        training_arguments(tmp_path, position_weights="none")
+
+
+@pytest.mark.parametrize("wrong", [{"fsdp_version": 1}, {"transformer_cls_names_to_wrap": ["DominoLayer"]}])
+def test_fsdp_of_single_layers_is_refused(wrong):
+    plugin = dict(fsdp_version=2, transformer_cls_names_to_wrap=None, min_num_params=0)
+    _check_sharding(SimpleNamespace(**plugin))
+    with pytest.raises(ValueError, match="NO_WRAP"):
+        _check_sharding(SimpleNamespace(**(plugin | wrong)))
+
+
+def test_grouping_by_length_reads_no_sequence(target, few, tmp_path, monkeypatch):
+    trainer = DominoTrainer(
+        small_drafter(target),
+        target,
+        training_arguments(tmp_path, train_sampling_strategy="group_by_length"),
+        few,
+    )
+    monkeypatch.setattr(ShardDataset, "__getitem__", lambda self, index: pytest.fail("read"))
+    order = list(trainer._get_train_sampler())
+    assert sorted(order) == list(range(20))
 
 
 def test_the_head_rests_while_the_base_is_trained(target, few, tmp_path):
