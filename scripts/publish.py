@@ -2,6 +2,7 @@
 
 python scripts/publish.py --checkpoint runs/mine --record record.json --folder staged/mine --target org/target
 python scripts/publish.py --folder staged/mine --push
+python scripts/publish.py --adapter runs/mine/final --record record.json --folder staged/mine_lora
 """
 
 import argparse
@@ -9,7 +10,7 @@ import json
 from pathlib import Path
 
 from hf_domino import DominoDraftModel
-from hf_domino.hub import complete, inspect_staged, plan_push, push, stage, try_drafter
+from hf_domino.hub import complete, inspect_staged, plan_push, push, stage, stage_adapter, try_drafter
 from hf_domino.hub.layout import RECORD
 from hf_domino.hub.results import result_of_benchmark
 
@@ -19,6 +20,11 @@ PROMPT = "Explain in a few sentences why the sky is blue."
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     record = read_record(options)
+    if options.adapter:
+        files = stage_adapter(options.adapter, options.folder, record)
+        print("\n".join(f"  + {name}  {size:,} bytes" for name, size in files.items()))
+        print(f"Nothing was sent. To publish: hf upload {record['repo_id']} {options.folder} .")
+        return
     if options.checkpoint:
         stage(options.checkpoint, options.folder, record, options.max_shard_size)
     elif options.record:
@@ -50,6 +56,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="the staged repo: made from --checkpoint, completed if only --record is given, else taken as it is",
     )
     parser.add_argument("--checkpoint", help="a trained drafter, folder or Hub id")
+    parser.add_argument("--adapter", help="a PEFT adapter of a drafter, folder: stage it (publishing is `hf upload`)")
     parser.add_argument("--record", type=Path, help="JSON record of the card (docs/publishing.md)")
     parser.add_argument(
         "--benchmark",
@@ -67,6 +74,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.checkpoint and not options.record:
         parser.error("--checkpoint needs --record: a drafter is not published without its card.")
+    if options.adapter and (not options.record or options.checkpoint or options.push or options.engines):
+        parser.error("--adapter takes --record and --folder, and none of --checkpoint, --engines and --push.")
     if options.benchmark and not options.record:
         parser.error("--benchmark adds to --record, which is not given.")
     return options

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.qwen3.modeling_qwen3 import eager_attention_forward
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, eager_attention_forward
 
 from .context_domino import ContextMemory
 from .modeling_domino import DominoDraftModel, DominoLayer
@@ -154,6 +154,8 @@ def plain_weights(drafter: DominoDraftModel) -> list[torch.Tensor] | None:
     norms += [norm for part in attention for norm in (part.q_norm, part.k_norm)]
     parts = [*linears, *norms, *layers, *attention, *mlp]
     if not all(type(linear) is nn.Linear and linear.bias is None for linear in linears):
+        return None
+    if not all(type(norm) is Qwen3RMSNorm for norm in norms):
         return None
     if any("forward" in part.__dict__ or part._forward_hooks or part._forward_pre_hooks for part in parts):
         return None

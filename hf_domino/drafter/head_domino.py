@@ -189,18 +189,32 @@ class DraftingHead:
 
     def __init__(self, encoder: Any, first: torch.Tensor, make_product: MakeProduct):
         hidden_in, state_in = first.split([first.shape[1] - encoder.hidden_size, encoder.hidden_size], dim=1)
-        steps: Any = GRUSteps if isinstance(encoder, PrefixGRU) else AttentionSteps
+        steps: Any = GRUSteps if _is_gru(encoder) else AttentionSteps
         self.steps: GRUSteps | AttentionSteps = steps(encoder, state_in, make_product)
         self._from_hidden = make_product(hidden_in)
 
     @staticmethod
     def sources(encoder: Any) -> list[torch.Tensor]:
         """The encoder's weights that are copied here, as they are now."""
-        return [encoder.weight_ih_l0, encoder.weight_hh_l0] if isinstance(encoder, PrefixGRU) else []
+        return [encoder.weight_ih_l0, encoder.weight_hh_l0] if _is_gru(encoder) else []
 
     def from_hidden(self, hidden_BJH: torch.Tensor) -> torch.Tensor:
         """The block states' part of the correction's features, for all positions `[B, J, R]`."""
         return self._from_hidden(hidden_BJH.flatten(0, 1)).view(*hidden_BJH.shape[:2], -1)
+
+
+def _is_gru(encoder: Any) -> bool:
+    """Seen through PEFT's `modules_to_save`, which hands out the active copy's attributes.
+
+    Raises:
+        ValueError: PEFT adapts the encoder inside its wrapper's `forward` only, which drafting does not call.
+    """
+    if not hasattr(encoder, "step"):
+        raise ValueError(
+            "An adapter reaches the drafter's GRU by PEFT's target_parameters, which work in `forward` alone, and a "
+            'drafter runs its GRU step by step. Train the GRU whole: modules_to_save=["prefix_gru"].'
+        )
+    return hasattr(encoder, "weight_ih_l0")
 
 
 def effective_weight(linear: nn.Module) -> torch.Tensor:

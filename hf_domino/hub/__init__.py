@@ -1,6 +1,7 @@
 """The Hub: stage a drafter's repo, check it, publish it, fetch others'."""
 
 from ..drafter.finding_domino import FoundDrafter, find_drafters
+from .adapters import inspect_staged_adapter, stage_adapter
 from .cards import adapter_card, dataset_card, drafter_card
 from .checks import FolderReport, inspect_folder, inspect_staged
 from .fetching import fetch_drafter
@@ -21,8 +22,10 @@ __all__ = [
     "find_drafters",
     "inspect_folder",
     "inspect_staged",
+    "inspect_staged_adapter",
     "plan_push",
     "push",
     "stage",
+    "stage_adapter",
     "try_drafter",
 ]

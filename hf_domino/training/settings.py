@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,15 @@ import yaml
 from transformers import HfArgumentParser
 
 
-def parse_settings(classes: Sequence[type], argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+def parse_settings(
+    classes: Sequence[type], argv: Sequence[str] | None = None, defaults: Mapping[str, Any] | None = None
+) -> tuple[Any, ...]:
     """Instances of the dataclasses from `[settings.yaml] [--flag value ...]`.
 
     A mapping in the file fills a field that takes a list of `name=value`; flags then add to it.
+
+    Args:
+        defaults: stand in for the dataclasses' own where neither file nor flags give a value.
 
     Raises:
         ValueError: the file holds a setting that none of the dataclasses has.
@@ -30,6 +35,8 @@ def parse_settings(classes: Sequence[type], argv: Sequence[str] | None = None) -
     mappings = {name: value for name, value in given.items() if isinstance(value, dict) and _takes_list(classes, name)}
     parser = HfArgumentParser(list(classes))
     for action in parser._actions:
+        if defaults and action.dest in defaults:
+            action.default = defaults[action.dest]
         if action.dest in given:
             action.required = False
             action.default = _plain(given[action.dest]) if action.dest not in mappings else []
