@@ -17,7 +17,8 @@ def near_tie(
     Returns:
         position: index in the new text. plain, ours: the tokens there (`None`: the text had ended). margin: the
         target's best logit less its second, by one forward over all before. top2: whether both texts took one of the
-        two best, as rounding, unlike an error, would.
+        two best. gap: how far below the best the worse of the two tokens is (`None`: a text had ended): where more
+        than two tie, this, and not `top2`, tells rounding from an error.
     """
     position = first_difference(ours, reference)
     if position is None:
@@ -32,4 +33,5 @@ def near_tie(
         "ours": took[1],
         "margin": values[0] - values[1],
         "top2": all(token in tokens for token in took),
+        "gap": None if None in took else max(values[0] - float(logits[token]) for token in took),
     }

@@ -4,15 +4,22 @@ Variables of the drafter become methods of one benchmark, interleaved; prompt le
 the call (temperature, batch size) a benchmark each.
 """
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from hf_domino.drafter.modeling_domino import DominoDraftModel
 
 from . import benchmark
 from .methods import Contenders
 from .prompts import Prompt
 from .record import write_record
+from .variants import variant
 
 Value = float | str
 Points = list[dict[str, Any]]
@@ -156,6 +163,95 @@ def prompts_of_length(contenders: Contenders, prompts: list[Prompt], length: int
     return made
 
 
+def _over_fixed_lengths(contenders, prompts, values, settings, output):
+    """Drafts as long as they pay, and for each value drafts of always so many tokens, all in one benchmark.
+
+    A fixed draft is the `n` most probable nodes, at most `n` deep: never worse than a chain of `n`. What drafts as long
+    as it pays has no length; it stands at every point, as a level line.
+    """
+    drafter = contenders.drafters[""]
+    fixed = {str(n): fixed_length(drafter, n) for n in values}
+    names = {n: f"domino:{n}" for n in values}
+    record = _benchmark(
+        replace(contenders, drafters={"": adaptive(drafter)} | fixed),
+        prompts,
+        settings,
+        output,
+        methods=["domino", *names.values()],
+    )
+    points = []
+    for n, name in names.items():
+        kinds = {"always that many": name, "as many as pay": "domino", "plain": "plain"}
+        measured = {kind: record["methods"][method] for kind, method in kinds.items()}
+        points.append(
+            {
+                "x": n,
+                "methods": {kind: figures["overall"] for kind, figures in measured.items()},
+                "sets": {kind: figures["sets"] for kind, figures in measured.items()},
+            }
+        )
+    return points, record["environment"]
+
+
+def _without_help(contenders, prompts, values, settings, output):
+    """A drafter that knows nothing, against none, for each number of new tokens; alone, and beside the text's branches.
+
+    worst: tokens per second over plain's, of the prompt that loses most, by method.
+    """
+    points, environment = [], {}
+    for tokens in values:
+        # Measured times belong to a drafter, so each number of tokens begins with new ones.
+        stranger = untrained(contenders.drafters[""])
+        kinds = {
+            "drafter alone": variant(stranger, draft_sources="drafter"),
+            "with the text's branches": variant(stranger, draft_sources="both"),
+        }
+        record = _benchmark(
+            replace(contenders, drafters={"": stranger} | kinds),
+            prompts,
+            replace(settings, max_new_tokens=tokens),
+            f"{output}.{tokens}",
+            methods=[f"domino:{kind}" for kind in kinds],
+        )
+        rate = {(row["unit"], row["method"]): row["tokens"] / row["seconds"] for row in record["rows"]}
+        units = [unit for unit, method in rate if method == "plain"]
+        points.append(
+            {
+                "x": tokens,
+                "methods": {kind: record["methods"][f"domino:{kind}"]["overall"] for kind in kinds},
+                "worst": {k: min(rate[u, f"domino:{k}"] / rate[u, "plain"] for u in units) for k in kinds},
+            }
+        )
+        environment = record["environment"]
+    for tokens in values:
+        Path(f"{output}.{tokens}").unlink()
+    return points, environment
+
+
+def fixed_length(drafter: DominoDraftModel, tokens: int) -> DominoDraftModel:
+    """The drafter, made to have always so many draft tokens verified."""
+    made = variant(drafter, max_tree_nodes=tokens)
+    made.generation_config = GenerationConfig(num_assistant_tokens=tokens, num_assistant_tokens_schedule="constant")
+    return made
+
+
+def adaptive(drafter: DominoDraftModel) -> DominoDraftModel:
+    """The drafter as it comes, whatever its owner has set."""
+    made = variant(drafter)
+    made.generation_config = GenerationConfig()
+    return made
+
+
+def untrained(drafter: DominoDraftModel, seed: int = 0) -> DominoDraftModel:
+    """A drafter of the same shape that knows nothing: random weights, on the same device, in the same dtype."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        made = DominoDraftModel(copy.deepcopy(drafter.config))
+    buffers = dict(drafter.named_buffers())
+    made.load_state_dict({name: buffers[name] for name in ("d2t", "t2d") if name in buffers}, strict=False)
+    return made.to(drafter.device, drafter.dtype).eval()
+
+
 def _benchmark(contenders, prompts, settings, output, **changes) -> dict[str, Any]:
     return benchmark.run(contenders, prompts, benchmark.Settings(**(asdict(settings) | changes)), output)
 
@@ -217,6 +313,14 @@ STUDIES: dict[str, Study] = {
         (0.0, 0.3, 0.5, 0.7, 1.0),
         _over_settings("temperature", _RIVALS),
     ),
+    "draft-length": Study(
+        "Does drafting as many tokens as pay keep up with the best fixed number?",
+        "draft tokens",
+        (1, 2, 4, 8),
+        _over_fixed_lengths,
+        log_x=True,
+    ),
+    "no-help": Study("How much does a drafter that cannot help lengthen a call?", "new tokens", (128,), _without_help),
     "length": Study(
         "Does the drafter hold on long prompts?",
         "prompt tokens",

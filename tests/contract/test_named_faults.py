@@ -1,5 +1,6 @@
 """One test for each fault that was found, by the property test or by reading."""
 
+import copy
 import warnings
 
 import pytest
@@ -179,3 +180,38 @@ def test_a_drafter_trained_for_another_target_warns_once():
         warnings.filterwarnings("error", message=".*trained for.*")
         mine.generate(prompt_ids(4), assistant_model=drafter, max_new_tokens=2, **GREEDY)
         theirs.generate(prompt_ids(4), assistant_model=drafter, max_new_tokens=2, **GREEDY)
+
+
+@pytest.mark.parametrize("use_tree", [True, False])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_mask_without_any_real_token_is_served_as_plain_generation_does(batch, use_tree):
+    """The drafter had no context at all then, and a product of nothing has no shape."""
+    target, drafter = pair("llama")
+    drafter.use_tree = use_tree
+    ids = prompt_ids(6, 5, batch=batch)
+    arguments = GREEDY | {"attention_mask": torch.zeros_like(ids), "max_new_tokens": 12, "eos_token_id": [1, 9]}
+    assert_same(target.generate(ids, assistant_model=drafter, **arguments), target.generate(ids, **arguments))
+
+
+def test_attentions_that_sdpa_does_not_give_are_left_out_as_in_plain_generation(happened):
+    target, drafter = pair("llama", "sdpa")
+    arguments = GREEDY | {"max_new_tokens": 12, "return_dict_in_generate": True, "output_attentions": True}
+    plain = target.generate(prompt_ids(6, 5), **arguments)
+    drafted = target.generate(prompt_ids(6, 5), assistant_model=drafter, **arguments)
+    assert drafted.attentions == plain.attentions and happened["accepted"]
+    assert_same(drafted.sequences, plain.sequences)
+
+
+@pytest.mark.parametrize("use_tree", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_is_for_the_target_and_not_for_drafting(dtype, use_tree):
+    """A step of the head mixes no dtypes."""
+    target, drafter = pair("llama")
+    drafter = copy.deepcopy(drafter).to(dtype)
+    drafter.use_tree = use_tree
+    arguments = GREEDY | {"max_new_tokens": 12}
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = target.generate(prompt_ids(6, 5), **arguments)
+        drafted = target.generate(prompt_ids(6, 5), assistant_model=drafter, **arguments)
+    assert_same(drafted, plain)
+    assert sum(drafter.drafting_stats.drafted)

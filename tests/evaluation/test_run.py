@@ -179,9 +179,12 @@ def test_near_tie_tells_a_tie_from_an_error(contenders):
     assert found["position"] == 2
     assert (found["plain"], found["ours"], found["top2"]) == (plain[2], second, True)
     assert math.isclose(found["margin"], float(logits.max() - logits[second]), rel_tol=1e-4)
+    assert math.isclose(found["gap"], found["margin"], rel_tol=1e-4)
     worst = int(logits.argmin())
-    assert not near_tie(model, prompt, plain, [*plain[:2], worst])["top2"]
-    assert near_tie(model, prompt, plain, plain[:2])["ours"] is None
+    wrong = near_tie(model, prompt, plain, [*plain[:2], worst])
+    assert not wrong["top2"] and math.isclose(wrong["gap"], float(logits.max() - logits.min()), rel_tol=1e-4)
+    ended = near_tie(model, prompt, plain, plain[:2])
+    assert ended["ours"] is None and ended["gap"] is None
 
 
 def test_partial_results_of_nothing_are_an_empty_start(tmp_path):

@@ -1,11 +1,12 @@
 import json
 
 import pytest
+import torch
 
 from hf_domino.evaluation.methods import Contenders
 from hf_domino.evaluation.prompts import Prompt
 from hf_domino.evaluation.report import write_report
-from hf_domino.evaluation.studies import STUDIES, prompts_of_length, run_study
+from hf_domino.evaluation.studies import STUDIES, prompts_of_length, run_study, untrained
 from hf_domino.evaluation.variants import variant
 
 PROMPTS = [Prompt("s", ("Tell me a story.",)), Prompt("s", ("Write code, please.",))]
@@ -39,6 +40,30 @@ def test_studies_over_drafters(contenders, tmp_path):
     assert [point["x"] for point in record["points"]] == ["gru", "none"]
     assert set(record["points"][0]["methods"]) == {"domino", "domino-chain", "base"}
     assert "head.png" in write_report({"head": record}, tmp_path).read_text()
+
+
+def test_drafts_as_long_as_they_pay_are_set_beside_fixed_lengths(contenders, tmp_path):
+    record = run_study("draft-length", contenders, PROMPTS, tmp_path / "d.json", values=[1, 3], max_new_tokens=8)
+    one, three = record["points"]
+    assert one["methods"]["as many as pay"] == three["methods"]["as many as pay"]
+    assert one["methods"]["always that many"]["drafted_per_round"] <= 1
+    assert three["methods"]["always that many"]["drafted_per_round"] > 1.5
+    assert one["sets"]["plain"]["s"]["speedup"] == 1 and one["methods"]["as many as pay"]["identical"] == 1
+    assert "draft-length.png" in write_report({"draft-length": record}, tmp_path).read_text()
+
+
+def test_an_untrained_drafter_of_the_same_shape_is_set_beside_none(contenders, tmp_path):
+    record = run_study("no-help", contenders, PROMPTS, tmp_path / "n.json", values=[8, 12])
+    assert [point["x"] for point in record["points"]] == [8, 12]
+    for point in record["points"]:
+        assert set(point["methods"]) == {"drafter alone", "with the text's branches"}
+        for kind, figures in point["methods"].items():
+            assert 0 < point["worst"][kind] <= figures["speedup"] and figures["identical"] == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"n.json"}
+    drafter = contenders.drafters[""]
+    stranger = untrained(drafter)
+    assert stranger.config.to_dict() == drafter.config.to_dict()
+    assert not torch.equal(stranger.fc.weight, drafter.fc.weight)
 
 
 def test_what_a_study_needs_is_said(contenders, tmp_path):
