@@ -194,4 +194,5 @@ def _without_padding(tapped_BST: torch.Tensor, attention_mask: torch.Tensor | No
     states = tapped_BST.shape[1]
     # The mask covers what was generated since and, with a continued cache, what came before these states.
     mask = attention_mask[0, : attention_mask.shape[1] - 1][-states:].bool()
-    return tapped_BST if bool(mask.all()) else tapped_BST[:, mask.to(tapped_BST.device)]
+    # A mask without any real token: plain generation goes on from all of them, so they are the context.
+    return tapped_BST if bool(mask.all() | ~mask.any()) else tapped_BST[:, mask.to(tapped_BST.device)]

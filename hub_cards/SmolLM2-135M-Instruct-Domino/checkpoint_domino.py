@@ -4,6 +4,7 @@ Layout: z-lab's DFlash and Huang2020's Domino checkpoints, as SGLang, vLLM and T
 project there is one set of fields (`DominoConfig`); the names on disk appear in this file only.
 """
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,12 +22,21 @@ NESTED_KEYS = {
     "shift_label": "shift_label",
 }
 # Ours alone, kept in a section of their own so that other runtimes pass them by.
-OWN_KEYS = ("candidate_pool_size", "max_tree_nodes", "context_window", "target_name", "target_fingerprint")
+OWN_KEYS = (
+    "candidate_pool_size",
+    "max_tree_nodes",
+    "max_tree_width",
+    "draft_sources",
+    "context_window",
+    "target_name",
+    "target_fingerprint",
+)
 PROJECTOR_OF_HEAD = {"gru": "domino", "attention": "domino_attention", "none": "dflash"}
 HEAD_OF_PROJECTOR = {projector: head for head, projector in PROJECTOR_OF_HEAD.items()} | {"causal_v5": "gru"}
 # Read from `dflash_config` where a checkpoint has them there instead of at the top.
 _EITHER_PLACE = ("block_size", "num_target_layers", "layer_types", "sliding_window", "use_sliding_window")
 _HEAD_TENSORS = ("prefix_gru.", "prefix_attention.", "embed_proj.")
+ADAPTER_FILE = "adapter_model.safetensors"  # PEFT's name
 TENSOR_PREFIXES = ("draft_model.", "dflash_module.", "model.", "logit_head.")
 # What serving engines read of a drafter's config.json, besides model_type and architectures.
 ENGINE_KEYS = (
@@ -213,6 +223,8 @@ def check_weight_files(files: Iterable[str], expected: Mapping[str, torch.Tensor
     prefixes = re.compile(f"^(?:{'|'.join(map(re.escape, TENSOR_PREFIXES))})+")
     found: dict[str, tuple[int, ...]] = {}
     for path in files:
+        if os.path.basename(path) == ADAPTER_FILE:  # `load_adapter` comes by here too; PEFT compares its tensors
+            return
         if not str(path).endswith(".safetensors"):
             continue
         try:

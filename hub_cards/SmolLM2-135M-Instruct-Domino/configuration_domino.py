@@ -77,6 +77,8 @@ class DominoConfig(Qwen3Config):
         candidate_pool_size: tokens per position that the head rescores, the backbone's best; `None`: all V.
         draft_vocab_size: Vd, how many tokens the drafter proposes (see `vocabulary_domino`); `None`: all V.
         max_tree_nodes: the most draft tokens verified in one forward of the target.
+        max_tree_width: the most of them at one depth, of the drafter's own; 1: a chain; `None`: as many as pay.
+        draft_sources: `both`, or only the `drafter`, or only the `text` (continuations of n-grams found before).
         context_window: the most context positions that the drafter keeps; `None`: all of them.
         target_name: the target that the drafter was trained for.
         target_fingerprint: coarse fingerprint of the target's embedding (see `target_domino.fingerprint`).
@@ -101,6 +103,8 @@ class DominoConfig(Qwen3Config):
     candidate_pool_size: int | None = 32
     draft_vocab_size: int | None = None
     max_tree_nodes: int = 16
+    max_tree_width: int | None = None
+    draft_sources: Literal["both", "drafter", "text"] = "both"
     context_window: int | None = None
     target_name: str | None = None
     target_fingerprint: list[float] | None = None
@@ -182,7 +186,7 @@ class DominoConfig(Qwen3Config):
                 f"draft_vocab_size must be None or between 1 and vocab_size {self.vocab_size}, got "
                 f"{self.draft_vocab_size}."
             )
-        for name in ("candidate_pool_size", "context_window"):
+        for name in ("candidate_pool_size", "context_window", "max_tree_width"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be None or at least 1, got {getattr(self, name)}.")
         if self.pure_draft_prefix_len < 0:

@@ -4,24 +4,26 @@ The memory stands in for a transformers cache in the drafter's attention layers 
 `update` is given, the block's keys and values, is lent room behind the context for that one forward and not kept.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 
 class ContextMemory:
-    """Keys and values per layer, for B sequences of different lengths.
+    """Keys and values of all layers, for B sequences of different lengths.
 
-    Buffers grow geometrically and rows are written in place, so a round copies only what is new. With a window, each
+    The buffer grows geometrically and is written in place, so a round copies only what is new. With a window, each
     sequence keeps its last `window` positions; they keep the rotation of their absolute position.
 
     Args:
-        num_layers: layers of the drafter.
         window: context positions a sequence keeps, or `None` for all.
     """
 
-    def __init__(self, num_layers: int, window: int | None = None):
+    def __init__(self, window: int | None = None):
         self.window = window
         self.lengths: list[int] = []
-        self._buffers: list[list[torch.Tensor]] = [[] for _ in range(num_layers)]
+        self._buffer: torch.Tensor | None = None  # [L, 2, B, heads, capacity, head_dim]: keys and values
+        self._views: _Views | None = None
 
     @property
     def longest(self) -> int:
@@ -32,11 +34,11 @@ class ContextMemory:
         """First column that any sequence still attends to."""
         return max(0, min(self.lengths, default=0) - self.window) if self.window else 0
 
-    def append(self, keys_values: list[tuple[torch.Tensor, torch.Tensor]], counts: list[int], block_rows: int) -> None:
+    def append(self, keys_values: torch.Tensor, counts: list[int], block_rows: int) -> None:
         """Adds new positions.
 
         Args:
-            keys_values: per layer, keys and values `[B, heads, n, head_dim]`, rotated.
+            keys_values: of L layers `[L, 2, B, heads, n, head_dim]`, keys rotated.
             counts: how many of the n belong to each sequence: its first ones.
             block_rows: room to keep free behind the context for the block.
         """
@@ -44,20 +46,21 @@ class ContextMemory:
             self.lengths = [0] * len(counts)
         if self.window and self.longest > 2 * self.window + block_rows:
             self._drop_out_of_window()
-        needed = max(length + count for length, count in zip(self.lengths, counts, strict=True)) + block_rows
-        for buffers, new in zip(self._buffers, keys_values, strict=True):
-            self._reserve(buffers, new, needed)
-            for buffer, states in zip(buffers, new, strict=True):
-                for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
-                    buffer[row, :, length : length + count] = states[row, :, :count]
-        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        grown = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        buffer = self._reserve(keys_values, max(grown) + block_rows)
+        for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
+            buffer[:, :, row, :, length : length + count] = keys_values[:, :, row, :, :count]
+        self.lengths, self._views = grown, None
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args, **kwargs):
         """Context and block together, `[B, heads, longest - first + K, head_dim]`, without keeping the block."""
-        end = self.longest + keys.shape[2]
-        for buffer, states in zip(self._buffers[layer_idx], (keys, values), strict=True):
-            buffer[:, :, self.longest : end] = states
-        return tuple(buffer[:, :, self.first : end] for buffer in self._buffers[layer_idx])
+        if self._views is None or self._views.block_rows != keys.shape[2]:
+            self._views = self._views_with(keys.shape[2])
+        views = self._views
+        views.block_keys[layer_idx].copy_(keys)
+        views.block_values[layer_idx].copy_(values)
+        # Layers of one drafter may lie on several devices; the memory does not.
+        return views.keys[layer_idx].to(keys.device), views.values[layer_idx].to(keys.device)
 
     def attention_mask(self, block_rows: int, sliding_window: int | None, like: torch.Tensor) -> torch.Tensor | None:
         """Additive mask `[B, 1, K, longest - first + K]`, or `None` where every row sees every column.
@@ -84,21 +87,39 @@ class ContextMemory:
     def select(self, rows: list[int]) -> None:
         """Keeps these sequences only, in this order."""
         self.lengths = [self.lengths[row] for row in rows]
-        self._buffers = [[buffer[rows] for buffer in buffers] for buffers in self._buffers]
+        self._buffer, self._views = None if self._buffer is None else self._buffer[:, :, rows], None
 
-    def _reserve(self, buffers: list[torch.Tensor], new: tuple[torch.Tensor, torch.Tensor], needed: int) -> None:
-        capacity = buffers[0].shape[2] if buffers else 0
-        if needed <= capacity:
-            return
-        grown = [states.new_zeros(*states.shape[:2], max(needed, 2 * capacity), states.shape[3]) for states in new]
-        for old, buffer in zip(buffers, grown):
-            buffer[:, :, : self.longest] = old[:, :, : self.longest]
-        buffers[:] = grown
+    def _views_with(self, block_rows: int) -> "_Views":
+        assert self._buffer is not None
+        context = self._buffer[..., self.first : self.longest + block_rows, :].unbind(1)
+        block = self._buffer[..., self.longest : self.longest + block_rows, :].unbind(1)
+        return _Views(block_rows, *(part.unbind() for part in (*context, *block)))
+
+    def _reserve(self, like: torch.Tensor, needed: int) -> torch.Tensor:
+        """The buffer, with room for `needed` positions."""
+        capacity = 0 if self._buffer is None else self._buffer.shape[-2]
+        if self._buffer is None or needed > capacity:
+            grown = like.new_zeros(*like.shape[:-2], max(needed, 2 * capacity), like.shape[-1])
+            if self._buffer is not None:
+                grown[..., : self.longest, :] = self._buffer[..., : self.longest, :]
+            self._buffer = grown
+        return self._buffer
 
     def _drop_out_of_window(self) -> None:
+        assert self._buffer is not None and self.window is not None
         drops = [max(0, length - self.window) for length in self.lengths]
-        for buffers in self._buffers:
-            for buffer in buffers:
-                for row, (drop, length) in enumerate(zip(drops, self.lengths, strict=True)):
-                    buffer[row, :, : length - drop] = buffer[row, :, drop:length].clone()
+        for row, (drop, length) in enumerate(zip(drops, self.lengths, strict=True)):
+            kept = self._buffer[:, :, row, :, drop:length].clone()
+            self._buffer[:, :, row, :, : length - drop] = kept
         self.lengths = [length - drop for length, drop in zip(self.lengths, drops, strict=True)]
+
+
+@dataclass
+class _Views:
+    """Parts of the buffer by layer: all that a block sees, itself included, and its own room."""
+
+    block_rows: int
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+    block_keys: tuple[torch.Tensor, ...]
+    block_values: tuple[torch.Tensor, ...]

@@ -12,14 +12,32 @@ if TYPE_CHECKING:
     from .modeling_domino import DominoDraftModel
 
 _SAMPLES_KEPT = 7
-_SAMPLES_WANTED = 2  # the first of a shape pays for kernels being prepared
+_SAMPLES_WANTED = 2
 _PRIOR_SLOPE = 0.03  # of the time of one row, per further row, until something is measured
+_TRIAL = 5  # rounds with drafting that do not pay before it is paused: accepted lengths vary
 _LONGEST_PAUSE = 64
+_FADED = 0.3
 _MEMORY = 0.9  # how much of the evidence on drafting a round keeps of the rounds before
 
 
+class _Rate:
+    """Text per second of one way of decoding, the latest rounds counting most."""
+
+    def __init__(self) -> None:
+        self.tokens, self.seconds, self.rounds = 0.0, 0.0, 0
+
+    def record(self, tokens: float, seconds: float) -> None:
+        self.tokens = _MEMORY * self.tokens + tokens
+        self.seconds = _MEMORY * self.seconds + seconds
+        self.rounds += 1
+
+    def fade(self) -> None:
+        """Makes room for new evidence."""
+        self.tokens, self.seconds = self.tokens * _FADED, self.seconds * _FADED
+
+
 class RoundCosts:
-    """Times of verifying forwards by their number of rows, and what drafting has brought.
+    """Times of verifying forwards by their number of rows, and what rounds with and without drafting have brought.
 
     They belong to a target and a drafter on a machine, not to a call: they outlive it, so that only the first call
     has to explore. They decide how much is drafted and never what is emitted.
@@ -29,11 +47,12 @@ class RoundCosts:
     """
 
     def __init__(self, max_rows: int) -> None:
-        self._explored = sorted({1, max(2, max_rows // 4), max_rows})
+        # More rows are tried when those measured say that they would pay.
+        self._explored = sorted({1, max(2, max_rows // 4)})
         self._verify: dict[int, deque[float]] = {}
         self._draft: deque[float] = deque(maxlen=_SAMPLES_KEPT)
-        self._tokens, self._seconds, self._rounds = 0.0, 0.0, 0
-        self._failures = 0
+        self._drafted, self._undrafted = _Rate(), _Rate()
+        self._trial, self._failures = 0, 0
 
     def record_verify(self, rows: int, seconds: float) -> None:
         self._verify.setdefault(rows, deque(maxlen=_SAMPLES_KEPT)).append(seconds)
@@ -41,32 +60,46 @@ class RoundCosts:
     def record_draft(self, seconds: float) -> None:
         self._draft.append(seconds)
 
-    def record_drafted_round(self, tokens: float, seconds: float) -> None:
-        """Counts a round with drafting: tokens emitted (per sequence) and its whole time."""
-        self._tokens = _MEMORY * self._tokens + tokens
-        self._seconds = _MEMORY * self._seconds + seconds
-        self._rounds += 1
-        self._failures = 0 if self.drafting_pays else self._failures + 1
+    def record_round(self, drafted: bool, rows: int, tokens: float, seconds: float) -> None:
+        """Counts a round: whether the drafter ran, the rows verified, the tokens emitted (per sequence), its time."""
+        if len(self._verify.get(rows, ())) < _SAMPLES_WANTED:
+            return  # kernels were being prepared
+        (self._drafted if drafted else self._undrafted).record(tokens, seconds)
+        if not drafted:
+            return
+        if self.drafting_pays:
+            self._trial, self._failures = 0, 0
+        else:
+            self._trial += 1
+            if self._trial == _TRIAL:
+                self._trial, self._failures = 0, self._failures + 1
+                self._drafted.fade()  # the next trial meets other text
 
     @property
     def drafting_pays(self) -> bool:
-        """Whether rounds with drafting have lately given more text per second than rounds without would."""
-        if self._rounds < 3 or not self._verify:
+        """Whether rounds with drafting have lately given as much text per second as rounds without do."""
+        if self._drafted.rounds < 3 or not self._verify:
             return True
-        return self._tokens * self.verify_seconds(1) >= self._seconds
+        other = self._undrafted
+        tokens, seconds = (other.tokens, other.seconds) if other.rounds >= 3 else (1.0, self.verify_seconds(1))
+        return self._drafted.tokens * seconds >= self._drafted.seconds * tokens
 
     @property
     def pause(self) -> int:
-        """Rounds to leave drafting off for: none while it pays, and longer after each try that did not."""
-        return min(2**self._failures, _LONGEST_PAUSE) if self._failures else 0
+        """Rounds to leave drafting off for: none while it pays or is tried, and longer after each trial that failed."""
+        return min(4**self._failures, _LONGEST_PAUSE) if self._failures and not self._trial else 0
 
     @property
     def draft_seconds(self) -> float:
         return statistics.median_low(self._draft) if self._draft else 0.0
 
     def verify_seconds(self, rows: int) -> float:
-        """Expected time of a forward over `rows` rows: between measured counts by interpolation, never falling."""
-        points = [(count, statistics.median_low(times)) for count, times in sorted(self._verify.items())]
+        """Expected time of a forward over `rows` rows: on the line through the measured counts around, never falling.
+
+        A count is believed from its second sample on: the first pays for kernels being prepared.
+        """
+        known = {count: times for count, times in self._verify.items() if len(times) >= _SAMPLES_WANTED}
+        points = [(count, statistics.median_low(times)) for count, times in sorted((known or self._verify).items())]
         if not points:
             return 1.0 + _PRIOR_SLOPE * (rows - 1)
         highest = 0.0
@@ -80,7 +113,7 @@ class RoundCosts:
         return low_time + (high_time - low_time) / (high - low) * (rows - low)
 
     def unmeasured(self, most_rows: int) -> int | None:
-        """A number of rows up to `most_rows` to be tried before others can be judged: one, some, the most."""
+        """A number of rows up to `most_rows` to be tried before others can be judged: one, and some."""
         for rows in self._explored:
             if rows <= most_rows and len(self._verify.get(rows, ())) < _SAMPLES_WANTED:
                 return rows
@@ -111,5 +144,7 @@ _costs: "weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakKeyDictionary]" 
 def round_costs(target: PreTrainedModel, drafter: "DominoDraftModel", batch_size: int = 1) -> RoundCosts:
     """The costs measured so far for a pair where it is now, at a batch size."""
     of_pair = _costs.setdefault(target, weakref.WeakKeyDictionary()).setdefault(drafter, {})
-    key = (str(target.device), target.dtype, batch_size, drafter.config.max_tree_nodes)
-    return of_pair.setdefault(key, RoundCosts(drafter.config.max_tree_nodes + 1))
+    config = drafter.config
+    shape = (config.max_tree_nodes, config.max_tree_width, config.draft_sources)
+    key = (str(target.device), target.dtype, batch_size, *shape)
+    return of_pair.setdefault(key, RoundCosts(config.max_tree_nodes + 1))

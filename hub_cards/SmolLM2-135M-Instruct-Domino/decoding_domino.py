@@ -12,6 +12,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from .backbone_domino import plain_weights
 from .candidate_generator_domino import DraftingStats, DraftLimits
 from .cost_domino import round_costs
 from .drafting_domino import DraftingSession
@@ -102,9 +103,15 @@ class _Loop:
         self.stats = drafter.drafting_stats = DraftingStats()
         self.emission = Emission(input_ids, generation_config, logits_processor, stopping_criteria, streamer)
         self.records = ForwardRecords(generation_config)
-        self.packed = packed_rows(target, drafter)
+        # A drafting session holds the weights that it reads by itself packed already.
+        self.packed = packed_rows(target, *([drafter] if plain_weights(drafter) is None else []))
         self.costs = round_costs(target, drafter, input_ids.shape[0])
         self.max_nodes = drafter.config.max_tree_nodes
+        self.width = min(drafter.config.max_tree_width or self.max_nodes, self.max_nodes)
+        self.asks_drafter = drafter.config.draft_sources != "text"
+        self.asks_text = (
+            drafter.config.draft_sources != "drafter" or generation_config.prompt_lookup_num_tokens is not None
+        )
         self.rows = list(range(input_ids.shape[0]))
         self.lookups = [self._text_lookup(prompt.tolist()) for prompt in input_ids]
         self.depth = self.limits.tokens
@@ -114,7 +121,8 @@ class _Loop:
 
     def _text_lookup(self, prompt: list[int]) -> TextLookup:
         config = self.generation_config
-        lookup = TextLookup(config.max_matching_ngram_size or 3, config.prompt_lookup_num_tokens or self.max_nodes)
+        max_ngram = (config.max_matching_ngram_size or 3) if self.asks_text else 0
+        lookup = TextLookup(max_ngram, config.prompt_lookup_num_tokens or self.max_nodes)
         lookup.extend(prompt)
         return lookup
 
@@ -134,7 +142,8 @@ class _Loop:
         if not wants_hidden_states:
             self.kwargs["output_hidden_states"] = self.view.hidden_states_indices
         inputs = model_kwargs | {"output_hidden_states": self.kwargs["output_hidden_states"]}
-        outputs = prefill(self.model, input_ids, self.generation_config, inputs)
+        with self.packed:
+            outputs = prefill(self.model, input_ids, self.generation_config, inputs)
         self.cache = outputs.cache
         self.cache.activate_past_recording()
         self.records.add_prefill(outputs)
@@ -165,8 +174,8 @@ class _Loop:
         states = tapped_BST.shape[1]
         real = self.slot_positions[:, -states:] >= 0
         counts = real.sum(-1).tolist()
-        if min(counts) == states:
-            return tapped_BST, counts
+        if min(counts) == states or max(counts) == 0:  # without any real token, plain generation goes on from all
+            return tapped_BST, [states] * len(counts)
         order = torch.argsort(~real, dim=1, stable=True)[:, : max(counts)].to(tapped_BST.device)
         return tapped_BST.gather(1, order[..., None].expand(-1, -1, tapped_BST.shape[-1])), counts
 
@@ -182,9 +191,10 @@ class _Loop:
         ended = time.perf_counter()
         self.stats.draft_seconds += drafted - started
         self.stats.verify_seconds += ended - drafted
-        self.costs.record_verify(max(len(tree) for tree in trees), ended - drafted)
+        rows = max(len(tree) for tree in trees)
+        self.costs.record_verify(rows, ended - drafted)
+        self.costs.record_round(self.drafting, rows, sum(map(len, paths)) / len(paths), ended - started)
         if self.drafting:
-            self.costs.record_drafted_round(sum(map(len, paths)) / len(paths), ended - started)
             self.pause = 0 if self.limits.constant else self.costs.pause
         for row, tree, path, offer in zip(self.rows, trees, paths, offers, strict=True):
             self.stats.record(row, len(tree) - 1, max(tree.depths), len(path) - 1)
@@ -201,17 +211,17 @@ class _Loop:
         if max(rooms) <= 0:
             return trees, offers
         scale = 1.0 if self.limits.constant else min(1.0, self.accepted / self.expected)
-        self.drafting = self.pause == 0
+        self.drafting = self.asks_drafter and self.pause == 0
         if self.drafting:
             started = time.perf_counter()
             self._observe()
             anchors = torch.tensor(self.anchors, device=self.slot_positions.device)
             depth = max(rooms) if self.limits.constant else min(max(rooms), self.depth)
-            levels = self.session.propose(anchors, depth, self.max_nodes)
+            levels = self.session.propose(anchors, depth, self.width)
             for tree, nodes in zip(trees, levels.to_host(), strict=True):
                 tree.add_levels(*nodes, scale=scale)
             self.costs.record_draft(time.perf_counter() - started)
-        else:
+        elif self.pause:
             self.pause -= 1
         for i, (row, tree) in enumerate(zip(self.rows, trees, strict=True)):
             tokens, ngram = self.lookups[row].continuation()
@@ -306,7 +316,8 @@ class _Loop:
         device = self.slot_positions.device
         index = torch.tensor([path + [0] * (longest - len(path)) for path in paths], device=tapped.device)
         kept = tapped.gather(1, index[..., None].expand(-1, -1, tapped.shape[-1]))
-        self.pending.append((kept, counts))
+        if self.asks_drafter:
+            self.pending.append((kept, counts))
 
         steps = torch.arange(longest, device=device)
         count_B = torch.tensor(counts, device=device)

@@ -2,7 +2,8 @@
 
 A head is a prefix encoder and a [`LowRankCorrection`]. Both prefix encoders offer the same four methods: `encode` (a
 whole block, teacher-forced: training) and `start` / `step` / `select` (one more token for each of N prefixes, and the
-choice of the prefixes to go on with: drafting). A test holds that `encode` equals its steps.
+choice of the prefixes to go on with). Drafting steps through `GRUSteps` and `AttentionSteps`, which merge products.
+Tests hold that all three are equal.
 
 Source: arXiv:2605.29707, section 3.2 (GRU form) and 3.3 (attention form); shape letters as in README's "Design".
 """
@@ -16,10 +17,14 @@ from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from .configuration_domino import DominoConfig
+from .packing_domino import MakeProduct
 
 
 class PrefixGRU(nn.GRU):
     """One GRU layer without bias over the embeddings of anchor and drafts (gate order r, z, n)."""
+
+    weight_ih_l0: torch.Tensor
+    weight_hh_l0: torch.Tensor
 
     def __init__(self, config: DominoConfig):
         super().__init__(config.hidden_size, config.head_hidden_size, batch_first=True, bias=False)
@@ -98,6 +103,60 @@ class PrefixAttention(nn.Module):
         return self.norm(outputs)
 
 
+class GRUSteps:
+    """The GRU head while drafting: `PrefixGRU.step` and what its state adds to the correction's features.
+
+    All that reads the state comes from one product a token: the features now, the gates of the token after. Memory of
+    N prefixes: their states `[N, G]` and the states' part of those gates, reset and update `[N, 2G]`, new `[N, G]`.
+    """
+
+    def __init__(self, encoder: PrefixGRU, state_in_RG: torch.Tensor, make_product: MakeProduct):
+        self._from_token = make_product(encoder.weight_ih_l0)
+        self._from_state = make_product(torch.cat([encoder.weight_hh_l0, state_in_RG]))
+        size = encoder.hidden_size
+        self._gates, self._parts = [2 * size, size], [2 * size, size, state_in_RG.shape[0]]
+
+    def start(self, num_prefixes: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        state = like.new_zeros(num_prefixes, self._gates[1])
+        return state, like.new_zeros(num_prefixes, self._gates[0]), state
+
+    def step(
+        self, embeds_NH: torch.Tensor, hidden_NH: torch.Tensor, memory: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Reads one more token per prefix. Returns `W1`'s product with the new states `[N, R]`, and the memory."""
+        state, state_gates, state_new = memory
+        gates, new = self._from_token(embeds_NH).split(self._gates, dim=1)
+        reset, update = (gates + state_gates).sigmoid_().chunk(2, dim=1)
+        state = torch.lerp(torch.addcmul(new, reset, state_new).tanh_(), state, update)
+        state_gates, state_new, features = self._from_state(state).split(self._parts, dim=1)
+        return features, (state, state_gates, state_new)
+
+    def select(self, memory: tuple[torch.Tensor, ...], rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(part[rows] for part in memory)
+
+
+class AttentionSteps:
+    """The attention head while drafting, with the same methods as `GRUSteps`."""
+
+    def __init__(self, encoder: PrefixAttention, state_in_RG: torch.Tensor, make_product: MakeProduct):
+        self._encoder = encoder
+        self._dtype = encoder.norm.weight.dtype
+        self._from_state = make_product(state_in_RG)
+
+    def start(self, num_prefixes: int, like: torch.Tensor) -> DynamicCache:
+        return self._encoder.start(num_prefixes)
+
+    def step(
+        self, embeds_NH: torch.Tensor, hidden_NH: torch.Tensor, memory: DynamicCache
+    ) -> tuple[torch.Tensor, DynamicCache]:
+        embeds = embeds_NH.to(self._dtype)
+        output, memory = self._encoder.step(embeds, hidden_NH.to(self._dtype).expand_as(embeds), memory)
+        return self._from_state(output.to(embeds_NH.dtype)), memory
+
+    def select(self, memory: DynamicCache, rows: torch.Tensor) -> DynamicCache:
+        return self._encoder.select(memory, rows)
+
+
 PREFIX_ENCODERS: dict[str, tuple[str, Any]] = {
     "gru": ("prefix_gru", PrefixGRU),
     "attention": ("prefix_attention", PrefixAttention),
@@ -117,6 +176,45 @@ class LowRankCorrection(nn.Sequential):
     def features(self, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """`SiLU(W1 · [z ; s])`, `[..., R]`: what the last matrix is applied to."""
         return self[1](self[0](torch.cat([hidden, state], dim=-1)))
+
+
+class DraftingHead:
+    """A head while drafting: its steps, and the correction's first matrix split into what reads block state and prefix.
+
+    Args:
+        encoder: the drafter's prefix encoder.
+        first: the correction's first matrix, `[R, H+G]` (see `effective_weight`).
+        make_product: makes a product of a weight.
+    """
+
+    def __init__(self, encoder: Any, first: torch.Tensor, make_product: MakeProduct):
+        hidden_in, state_in = first.split([first.shape[1] - encoder.hidden_size, encoder.hidden_size], dim=1)
+        steps: Any = GRUSteps if _is_gru(encoder) else AttentionSteps
+        self.steps: GRUSteps | AttentionSteps = steps(encoder, state_in, make_product)
+        self._from_hidden = make_product(hidden_in)
+
+    @staticmethod
+    def sources(encoder: Any) -> list[torch.Tensor]:
+        """The encoder's weights that are copied here, as they are now."""
+        return [encoder.weight_ih_l0, encoder.weight_hh_l0] if _is_gru(encoder) else []
+
+    def from_hidden(self, hidden_BJH: torch.Tensor) -> torch.Tensor:
+        """The block states' part of the correction's features, for all positions `[B, J, R]`."""
+        return self._from_hidden(hidden_BJH.flatten(0, 1)).view(*hidden_BJH.shape[:2], -1)
+
+
+def _is_gru(encoder: Any) -> bool:
+    """Seen through PEFT's `modules_to_save`, which hands out the active copy's attributes.
+
+    Raises:
+        ValueError: PEFT adapts the encoder inside its wrapper's `forward` only, which drafting does not call.
+    """
+    if not hasattr(encoder, "step"):
+        raise ValueError(
+            "An adapter reaches the drafter's GRU by PEFT's target_parameters, which work in `forward` alone, and a "
+            'drafter runs its GRU step by step. Train the GRU whole: modules_to_save=["prefix_gru"].'
+        )
+    return hasattr(encoder, "weight_ih_l0")
 
 
 def effective_weight(linear: nn.Module) -> torch.Tensor:

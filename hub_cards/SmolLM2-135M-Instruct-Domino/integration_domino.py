@@ -13,7 +13,7 @@ import transformers
 from transformers import GenerationMixin
 
 from .emission_domino import judges_blocks
-from .target_domino import check_pair, has_virtual_tokens, unwrap, warn_of_other_target
+from .target_domino import check_pair, has_virtual_tokens, input_embedding, unwrap, warn_of_other_target
 
 _EXPECTED = {
     "_validate_generation_mode": {"self", "generation_mode", "generation_config", "generation_mode_kwargs"},
@@ -122,7 +122,7 @@ def _assisted_decoding(
         arguments |= {"synced_gpus": synced_gpus, "streamer": streamer, "assistant_model": assistant_model}
         return original(self, input_ids, **arguments, **kwargs)
     model_kwargs = {k: v for k, v in kwargs.items() if k not in ("inputs_tensor", "assistant_tokenizer", "tokenizer")}
-    drafts = not has_virtual_tokens(self)
+    drafts = not has_virtual_tokens(self) and not is_offloaded(self, drafter)
     if drafts and not synced_gpus:
         result = drafter.decode_for(self, input_ids, **arguments, model_kwargs=model_kwargs, streamer=streamer)
         if result is not None:
@@ -132,6 +132,13 @@ def _assisted_decoding(
         # transformers' assisted loop has no batches and overruns these: the same text, without drafts.
         return self._sample(input_ids, **arguments, **model_kwargs)
     return original(self, input_ids, **arguments, assistant_model=assistant_model, **kwargs)
+
+
+def is_offloaded(target: Any, drafter: Any) -> bool:
+    """Whether weights that drafting reads itself are held elsewhere (accelerate's offloading) and loaded by a layer's
+    forward only: the drafter's own, and the target's embedding and output head."""
+    weights = (input_embedding(target), target.get_output_embeddings().weight, *drafter.parameters())
+    return any(weight.is_meta for weight in weights)
 
 
 def prefill(model: Any, input_ids: Any, generation_config: Any, model_kwargs: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ class TextLookup:
     """An index of the n-grams of one text, and how well their continuations have done in this call.
 
     Args:
-        max_ngram: longest n-gram that is looked up.
+        max_ngram: longest n-gram that is looked up; 0: none is.
         max_tokens: longest continuation that is offered.
     """
 

@@ -11,8 +11,9 @@ as much memory again as the model's.
 
 import os
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,11 @@ from torch import nn
 # Half precision keeps bf16's eight significant bits down to 2**-17; below, at most this is lost.
 _LARGEST_ERROR = 2.0**-25
 _LARGEST_MEMORY_SHARE = 0.2  # of the machine's
+_SMALLEST = 2**18  # elements of a weight, below which calling the kernel costs more than it saves
+
+T = TypeVar("T")
+Product = Callable[[torch.Tensor], torch.Tensor]
+MakeProduct = Callable[[torch.Tensor], Product]
 
 
 class PackedRows:
@@ -58,23 +64,75 @@ def _packing_helps() -> bool:
     )
 
 
-# Per layer: its weight and that weight's version when it was packed, and the packed form (`None`: it does not fit).
-_kept: "weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref, int, Any]]" = weakref.WeakKeyDictionary()
+def packs(model: nn.Module) -> bool:
+    """Whether products with this model's weights are to be packed (`product`): they are faster so on this machine."""
+    weights = list(model.parameters())
+    size = sum(2 * weight.numel() for weight in weights)
+    return _packing_helps() and all(_packable(weight) for weight in weights) and size <= _largest_memory()
+
+
+def product(weight: torch.Tensor, packed: bool, dtype: torch.dtype) -> Product:
+    """Rows `[n, in]` of `dtype` times a weight `[out, in]` transposed, by the faster kernel: `[n, out]`.
+
+    Args:
+        packed: packing is worth while where the model is (`packs`); `dtype` is then float32.
+    """
+    weight = weight.detach()
+    if packed and weight.numel() >= _SMALLEST and (packed_weight := _pack(weight)) is not None:
+        kernel = torch.ops.quantized.linear_dynamic_fp16
+        return lambda rows: kernel(rows, packed_weight)
+    return partial(torch.mm, mat2=weight.to(dtype).t())
+
+
+# Per module and purpose: the tensors that something was made of, as they were then, and what was made.
+_kept: "weakref.WeakKeyDictionary[nn.Module, dict[Hashable, tuple[list[_Stamp], Any]]]" = weakref.WeakKeyDictionary()
+
+
+def kept(module: nn.Module, purpose: Hashable, sources: Sequence[torch.Tensor], make: Callable[[], T]) -> T:
+    """What `make` returns, from an earlier call if it was made of the same tensors and none has changed since.
+
+    It is kept as long as the module and must not hold the module itself.
+    """
+    of_module = _kept.setdefault(module, {})
+    stamps = of_module[purpose][0] if purpose in of_module else None
+    if stamps is None or len(stamps) != len(sources) or not all(map(_Stamp.is_of, stamps, sources)):
+        of_module[purpose] = ([_Stamp(tensor) for tensor in sources], make())
+    return of_module[purpose][1]
+
+
+class _Stamp:
+    """Tells whether a tensor is still the same: the object, its memory, and the count of changes in place."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor, self.place, self.version = weakref.ref(tensor), tensor.data_ptr(), _version(tensor)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        return self.tensor() is tensor and self.place == tensor.data_ptr() and self.version == _version(tensor)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _packable(weight: torch.Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float32)
+
+
+def _largest_memory() -> float:
+    return _LARGEST_MEMORY_SHARE * _physical_memory()
 
 
 def _packed_forwards(model: nn.Module) -> list[tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]]:
     # A layer with a forward of its own (offloading hooks) is not touched, nor is any subclass.
     layers = [m for m in model.modules() if type(m) is nn.Linear and m.__dict__.get("forward") is None]
-    layers = [m for m in layers if m.weight.device.type == "cpu" and m.weight.dtype in (torch.bfloat16, torch.float32)]
-    if sum(2 * layer.weight.numel() for layer in layers) > _LARGEST_MEMORY_SHARE * _physical_memory():
+    layers = [layer for layer in layers if _packable(layer.weight)]
+    if sum(2 * layer.weight.numel() for layer in layers) > _largest_memory():
         return []
     forwards: list[tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]] = []
     for layer in layers:
-        entry = _kept.get(layer)
-        if entry is None or entry[0]() is not layer.weight or entry[1] != layer.weight._version:
-            entry = _kept[layer] = (weakref.ref(layer.weight), layer.weight._version, _pack(layer.weight))
-        if entry[2] is not None:
-            forwards.append((layer, _forward(layer, entry[2])))
+        packed = kept(layer, "packed", [layer.weight], partial(_pack, layer.weight))
+        if packed is not None:
+            forwards.append((layer, _forward(layer, packed)))
     return forwards
 
 
@@ -92,7 +150,7 @@ def _forward(layer: nn.Linear, packed: Any) -> Callable[[torch.Tensor], torch.Te
 
 def _pack(weight: torch.Tensor) -> Any:
     """The packed weight, or `None` if half precision does not hold it."""
-    exact = weight.detach().float()
+    exact = weight.detach().float().contiguous()
     if float((exact - exact.half().float()).abs().max()) > _LARGEST_ERROR:
         return None
     return torch.ops.quantized.linear_prepack_fp16(exact, None)

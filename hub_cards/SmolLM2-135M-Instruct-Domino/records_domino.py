@@ -33,10 +33,11 @@ class ForwardRecords:
                 self.hidden_states += (tuple(states[:, node : node + 1] for states in outputs.hidden_states),)
             if self.attentions is not None:
                 path = paths[0][: step + 1]
+                # Attention without weights to show (sdpa) gives none: no layer then, as in plain generation.
                 self.attentions += (
                     tuple(
                         self._row(attention, node, path, num_nodes, getattr(layer, "sliding_window", None))
-                        for attention, layer in zip(outputs.attentions, outputs.cache.layers, strict=True)
+                        for attention, layer in zip(outputs.attentions, outputs.cache.layers)
                     ),
                 )
 
