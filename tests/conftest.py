@@ -11,6 +11,11 @@ from hypothesis import settings
 settings.register_profile("hf_domino", deadline=None, derandomize=True, database=None)
 settings.load_profile("hf_domino")
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers that share cores wait for one another's threads at every operator.
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
