@@ -25,8 +25,7 @@ def accept_until_fail(
 ) -> torch.Tensor:
     """Decay weights up to the first draft that is wrong, that one included: verification would drop the rest
     (Spec-AUF, arXiv:2607.01893)."""
-    right = (correct_NJ & supervised_NJ).long().cumprod(-1)
-    reached = torch.cat([torch.ones_like(right[:, :1]), right[:, :-1]], dim=-1)
+    reached, _ = _reached_and_right(correct_NJ, supervised_NJ)
     return decay_J * supervised_NJ * reached
 
 
@@ -35,8 +34,7 @@ def first_error(
 ) -> torch.Tensor:
     """Decay weights, three times as large at the first draft that is wrong: the one that ends the accepted prefix
     (after arXiv:2606.11552)."""
-    right = (correct_NJ & supervised_NJ).long().cumprod(-1)
-    reached = torch.cat([torch.ones_like(right[:, :1]), right[:, :-1]], dim=-1)
+    reached, right = _reached_and_right(correct_NJ, supervised_NJ)
     return decay_J * supervised_NJ * (1 + 2 * (reached - right))
 
 
@@ -49,6 +47,12 @@ def expected_length(
     smoothed = 0.5 + 0.5 * probabilities_NJ * supervised_NJ
     reach = smoothed.cumprod(-1) * supervised_NJ
     return reach.flip(-1).cumsum(-1).flip(-1) * supervised_NJ
+
+
+def _reached_and_right(correct_NJ: torch.Tensor, supervised_NJ: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """1 where verification gets to a draft, and 1 where it accepts it."""
+    right = (correct_NJ & supervised_NJ).long().cumprod(-1)
+    return torch.cat([torch.ones_like(right[:, :1]), right[:, :-1]], dim=-1), right
 
 
 POSITION_WEIGHTS: dict[str, PositionWeights] = {
