@@ -16,8 +16,8 @@ from hf_domino.evaluation.benchmark import Settings, run
 from hf_domino.evaluation.contenders import add_model_arguments, load_contenders
 from hf_domino.evaluation.dispatches import prepared_round
 from hf_domino.evaluation.prompts import read_prompts
-from hf_domino.evaluation.record import write_record
 from hf_domino.evaluation.report import summary_table
+from hf_domino.record import write_record
 
 METHODS = ("domino", "domino-chain", "base", "native-dflash", "prompt-lookup")
 ROUNDS = 20

@@ -8,13 +8,15 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from hf_domino.record import write_record
+
 from .dispatches import count_round, count_straightforward_round
 from .measuring import Measurement, measure
 from .methods import Contenders, Method, Unavailable, build_method
 from .near_ties import near_tie
 from .prompts import Prompt, conversation_ids
 from .quality import check_program
-from .record import PartialResults, environment, write_record
+from .record import PartialResults, environment
 from .summary import summarise
 
 DEFAULT_METHODS = (

@@ -1,56 +1,27 @@
 """The record's parts that do not come from measuring: environment, settings, and results kept across interruptions."""
 
 import hashlib
-import importlib.metadata
 import json
-import os
-import platform
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 from transformers import PreTrainedModel
 
-_CPU_INFO = Path("/proc/cpuinfo")
+from hf_domino.record import machine
 
 
 def environment(model: PreTrainedModel) -> dict[str, Any]:
     """Machine and versions that the times belong to."""
     from hf_domino import __version__
 
-    device = model.device
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
         "hf_domino": __version__,
-        "accelerate": _version("accelerate"),
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        **machine(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
         "attention": model.config._attn_implementation,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    if _CPU_INFO.exists():
-        for line in _CPU_INFO.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 class PartialResults:
@@ -97,12 +68,3 @@ class PartialResults:
     def discard(self) -> None:
         """To be called when the record is written."""
         self.path.unlink()
-
-
-def write_record(path: str | Path, record: dict[str, Any]) -> None:
-    """Writes a record whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    draft.replace(path)

@@ -14,11 +14,11 @@ import torch
 from transformers import GenerationConfig
 
 from hf_domino.drafter.modeling_domino import DominoDraftModel
+from hf_domino.record import write_record
 
 from . import benchmark
 from .methods import Contenders
 from .prompts import Prompt
-from .record import write_record
 from .variants import variant
 
 Value = float | str

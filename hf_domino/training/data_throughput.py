@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_domino.record import machine, record_at, write_record
+
 from .data import chat_tokens
 from .generate import Generator, Request
-from .machine import machine, record_at, write_record
 from .prompts import read_prompts
 from .settings import parse_settings
 from .targets import load_target

@@ -15,13 +15,13 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino.drafter.modeling_domino import DominoDraftModel
+from hf_domino.record import write_record
 
 from .acceptance import acceptance_length
 from .arguments import DominoTrainingArguments
 from .blocks import make_blocks, sample_anchors, sequence_generators
 from .data import ShardDataset, collate
 from .exclusion import file_digest
-from .machine import write_record
 from .objective import BlockLoss
 from .packed_loss import PackedLoss
 from .run import RunArguments, held_out_prompts, make_drafter

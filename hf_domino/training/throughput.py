@@ -20,9 +20,10 @@ from transformers import PreTrainedModel
 from hf_domino.drafter.configuration_domino import DominoConfig
 from hf_domino.drafter.modeling_domino import DominoDraftModel
 from hf_domino.drafter.target_domino import Target
+from hf_domino.record import machine, record_at, write_record
 
 from .blocks import make_blocks, sample_anchors
-from .machine import Peak, machine, record_at, write_record
+from .memory import Peak
 from .objective import default_gamma
 from .packed_loss import PackedLoss
 from .settings import parse_settings

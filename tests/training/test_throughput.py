@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_domino.training import data_throughput, throughput
-from hf_domino.training.machine import Peak
+from hf_domino.training.memory import Peak
 from tests.tiny import prompt_ids, tiny_target
 
 from .conftest import word_tokenizer
