@@ -40,6 +40,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=1, help="calls of each kind, of which the median one counts")
     parser.add_argument(
         "--run-code", action="store_true", help="run answers to rows with a `test` (HumanEval), in limited processes"
     )
@@ -59,6 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
         temperature=options.temperature,
         seed=options.seed,
         batch_size=options.batch_size,
+        repeats=options.repeats,
         run_code=options.run_code,
         labels={name: value for name in ("model", "drafter", "assistant") if (value := getattr(options, name))},
     )

@@ -25,6 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--values", nargs="+", type=float, help="other values of the variable than the study's own")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=1, help="calls of each kind, of which the median one counts")
     add_model_arguments(parser)
     options = parser.parse_args(arguments)
     prompts = read_prompts(options.prompts, options.limit)
@@ -36,6 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
         values=options.values,
         max_new_tokens=options.max_new_tokens,
         seed=options.seed,
+        repeats=options.repeats,
     )
 
 

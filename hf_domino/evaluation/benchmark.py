@@ -37,7 +37,7 @@ class Settings:
 
     methods: names as in `methods.build_method`; `plain` is always measured. temperature: 0 for greedy.
     batch_size: prompts per call; above 1, only the first turn of each prompt is used. run_code: whether answers to
-    prompts that come with a test are run.
+    prompts that come with a test are run. repeats: each call is made so often, and the one of median time counts.
     """
 
     methods: list[str] = field(default_factory=lambda: list(DEFAULT_METHODS))
@@ -45,6 +45,7 @@ class Settings:
     temperature: float = 0.0
     seed: int = 0
     batch_size: int = 1
+    repeats: int = 1
     run_code: bool = False
     labels: dict[str, str] = field(default_factory=dict)
 
@@ -56,6 +57,8 @@ class Settings:
             raise ValueError(f"temperature must not be negative, got {self.temperature}.")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}.")
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -170,19 +173,25 @@ def _measure_unit(
     answers: list[Any] = []
     for turn in range(turns):
         batch = [conversation_ids(contenders.tokenizer, list(p.turns[: turn + 1]), answers) for p in unit]
-        names = list(methods)
-        order.shuffle(names)
-        measured = {
-            method: measure(contenders.model, methods[method], batch, settings.seed, **settings.generation)
-            for method in names
-        }
-        plain = measured["plain"]
-        rows += [
-            _row(name, unit, turn, method, measured[method], plain, batch, contenders, settings) for method in methods
-        ]
+        calls: dict[str, list[Measurement]] = {method: [] for method in methods}
+        for _ in range(settings.repeats):
+            for method in order.sample(list(methods), len(methods)):
+                measured = measure(contenders.model, methods[method], batch, settings.seed, **settings.generation)
+                calls[method].append(measured)
+        middle = {method: sorted(made, key=_seconds)[len(made) // 2] for method, made in calls.items()}
+        plain = middle["plain"]
+        for method, chosen in middle.items():
+            row = _row(name, unit, turn, method, chosen, plain, batch, contenders, settings)
+            if settings.repeats > 1:
+                row["seconds_of_repeats"] = list(map(_seconds, calls[method]))
+            rows.append(row)
         # All methods go on from the plain answer, so that they meet the same prompt in the next turn too.
         answers.append(contenders.tokenizer.decode(plain.tokens[0], skip_special_tokens=True))
     return rows
+
+
+def _seconds(measured: Measurement) -> float:
+    return measured.seconds
 
 
 def _row(

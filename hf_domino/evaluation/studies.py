@@ -45,11 +45,13 @@ def run_study(
     values: Sequence[float] | None = None,
     max_new_tokens: int = 128,
     seed: int = 0,
+    repeats: int = 1,
 ) -> dict[str, Any]:
     """Runs a study and writes its record.
 
     Args:
         values: of the variable, instead of the study's own.
+        repeats: each call is made so often, and the one of median time counts.
 
     Raises:
         ValueError: an unknown study, or one over drafters without any labelled ones.
@@ -64,7 +66,7 @@ def run_study(
         chosen = [label for label in contenders.drafters if label]
         if not chosen:
             raise ValueError(f"The study {name!r} compares drafters: give them as --drafters LABEL=PATH.")
-    settings = benchmark.Settings(max_new_tokens=max_new_tokens, seed=seed)
+    settings = benchmark.Settings(max_new_tokens=max_new_tokens, seed=seed, repeats=repeats)
     # 8.0 and 8 are the same setting; the drafter's configuration asks for integers.
     chosen = [int(x) if isinstance(x, float) and x.is_integer() else x for x in chosen]
     points, environment = study.run(contenders, prompts, chosen, settings, output)

@@ -9,6 +9,7 @@ import torch
 
 from hf_domino.evaluation import benchmark
 from hf_domino.evaluation.benchmark import Settings, run
+from hf_domino.evaluation.measuring import measure
 from hf_domino.evaluation.near_ties import near_tie
 from hf_domino.evaluation.prompts import Prompt
 from hf_domino.evaluation.record import PartialResults
@@ -146,6 +147,19 @@ def test_batches_take_one_set_at_a_time(contenders, tmp_path):
     assert "batch" in record["methods"]["prompt-lookup"]["unavailable"]
 
 
+def test_of_repeated_calls_the_one_of_median_time_counts(contenders, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(benchmark, "measure", lambda *args, **kwargs: made.append(measure(*args, **kwargs)) or made[-1])
+
+    record = run(contenders, prompts()[1:], Settings(["domino"], max_new_tokens=6, repeats=3), tmp_path / "record.json")
+
+    assert len(record["rows"]) == 2 * 2  # prompts, methods
+    assert len(made) == 2 + 3 * 2 * 2  # warm-up of each, then three times each
+    for row in record["rows"]:
+        assert row["seconds"] == sorted(row["seconds_of_repeats"])[1]
+    assert sorted(s for row in record["rows"] for s in row["seconds_of_repeats"]) == sorted(m.seconds for m in made[2:])
+
+
 def test_sampling_has_no_near_ties(contenders, tmp_path):
     settings = Settings(methods=["domino"], max_new_tokens=6, temperature=0.7)
     record = run(contenders, prompts(), settings, tmp_path / "r.json")
@@ -161,7 +175,7 @@ def test_code_is_run_only_when_asked(contenders, tmp_path):
         assert ("quality" in record["methods"]["plain"]["overall"]) is asked
 
 
-@pytest.mark.parametrize("settings", [{"max_new_tokens": 1}, {"temperature": -1.0}, {"batch_size": 0}])
+@pytest.mark.parametrize("settings", [{"max_new_tokens": 1}, {"temperature": -1.0}, {"batch_size": 0}, {"repeats": 0}])
 def test_bad_settings(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         Settings(**settings)
