@@ -1,4 +1,4 @@
-"""Measures on a GPU in under eight minutes: a record like `benchmark.py`'s, with the time of one draft round.
+"""Measures on a GPU in under eight minutes: a record like `benchmark.py`'s, with times of a draft round and of rows.
 
     python scripts/benchmark_gpu.py --prompts scripts/prompts/code.jsonl --output gpu.json [--model ... --drafter ...]
 
@@ -17,6 +17,7 @@ from hf_domino.evaluation.contenders import add_model_arguments, load_contenders
 from hf_domino.evaluation.dispatches import prepared_round
 from hf_domino.evaluation.prompts import read_prompts
 from hf_domino.evaluation.report import summary_table
+from hf_domino.evaluation.row_costs import row_costs, table
 from hf_domino.record import write_record
 
 METHODS = ("domino", "domino-chain", "base", "native-dflash", "prompt-lookup")
@@ -55,9 +56,11 @@ def main(arguments: list[str] | None = None) -> None:
     settings = Settings(methods=list(METHODS), max_new_tokens=options.max_new_tokens)
     record = run(contenders, read_prompts(options.prompts), settings, options.output, seconds=60 * options.minutes)
     record["draft_round_milliseconds"] = time_round(contenders)
+    record["row_costs"] = row_costs(contenders.model, (1, 4, 16, 64), (1, 4, 8, 16, 32))
     write_record(options.output, record)
     print(summary_table(record))
     print(record["draft_round_milliseconds"])
+    print(table(record["row_costs"]))
 
 
 if __name__ == "__main__":
