@@ -15,6 +15,7 @@ _SAMPLES_KEPT = 7
 _SAMPLES_WANTED = 2
 _PRIOR_SLOPE = 0.03  # of the time of one row, per further row, until something is measured
 _TRIAL = 5  # rounds with drafting that do not pay before it is paused: accepted lengths vary
+_LATER_TRIAL = 2  # after a pause: what failed once costs little each time it is tried again
 _LONGEST_PAUSE = 64
 _FADED = 0.3
 _MEMORY = 0.9  # how much of the evidence on drafting a round keeps of the rounds before
@@ -71,7 +72,7 @@ class RoundCosts:
             self._trial, self._failures = 0, 0
         else:
             self._trial += 1
-            if self._trial == _TRIAL:
+            if self._trial == (_LATER_TRIAL if self._failures else _TRIAL):
                 self._trial, self._failures = 0, self._failures + 1
                 self._drafted.fade()  # the next trial meets other text
 

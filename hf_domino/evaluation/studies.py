@@ -198,7 +198,7 @@ def _over_fixed_lengths(contenders, prompts, values, settings, output):
 def _without_help(contenders, prompts, values, settings, output):
     """A drafter that knows nothing, against none, for each number of new tokens; alone, and beside the text's branches.
 
-    worst: tokens per second over plain's, of the prompt that loses most, by method.
+    ratios: tokens per second over plain's, prompt by prompt; worst: of the prompt that loses most.
     """
     points, environment = [], {}
     for tokens in values:
@@ -217,11 +217,13 @@ def _without_help(contenders, prompts, values, settings, output):
         )
         rate = {(row["unit"], row["method"]): row["tokens"] / row["seconds"] for row in record["rows"]}
         units = [unit for unit, method in rate if method == "plain"]
+        ratios = {k: [round(rate[u, f"domino:{k}"] / rate[u, "plain"], 3) for u in units] for k in kinds}
         points.append(
             {
                 "x": tokens,
                 "methods": {kind: record["methods"][f"domino:{kind}"]["overall"] for kind in kinds},
-                "worst": {k: min(rate[u, f"domino:{k}"] / rate[u, "plain"] for u in units) for k in kinds},
+                "ratios": ratios,
+                "worst": {kind: min(found) for kind, found in ratios.items()},
             }
         )
         environment = record["environment"]
