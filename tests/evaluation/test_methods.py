@@ -132,10 +132,12 @@ def test_labelled_drafters_and_settings(contenders):
     joined = build_method("domino+prompt-lookup", both)
     assert set(joined.arguments) == {"assistant_model", "prompt_lookup_num_tokens"}
     assert joined.drafter is both.drafters[""]
+    assert build_method("prompt-lookup[num_tokens=3]", both).arguments == {"prompt_lookup_num_tokens": 3}
 
 
 @pytest.mark.parametrize(("name", "message"), [
     ("dominoes", "no method"), ("domino:none", "no drafter labelled"), ("plain[block_size=3]", "uses no drafter"),
+    ("prompt-lookup[num_tokens=0]", "at least 1"), ("prompt-lookup[length=3]", "num_tokens alone"),
     ("domino[3]", "key=value"), ("domino[block_size=1]", "block_size"), ("domino+base", "both set assistant_model"),
 ])  # fmt: skip
 def test_names_that_mean_nothing(contenders, name, message):
