@@ -4,8 +4,6 @@ from dataclasses import dataclass, field
 
 from transformers import TrainingArguments
 
-from .weighting import POSITION_WEIGHTS
-
 OBJECTIVES = ("cross_entropy", "kl")
 
 
@@ -30,9 +28,6 @@ class DominoTrainingArguments(TrainingArguments):
     teacher_top_k: int = field(
         default=32, metadata={"help": "kl without stored distributions: the target's tokens that it is taken over."}
     )
-    position_weights: str = field(
-        default="decay", metadata={"help": f"How the drafts of a block count: {', '.join(POSITION_WEIGHTS)}."}
-    )
     base_share: float = field(default=0.2, metadata={"help": "Share of the steps with lambda = 1."})
     handover_share: float = field(default=0.5, metadata={"help": "Share of the steps over which lambda falls."})
     final_base_weight: float = field(default=0.0, metadata={"help": "Lambda at the end."})
@@ -52,6 +47,5 @@ class DominoTrainingArguments(TrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, known in (("objective", OBJECTIVES), ("position_weights", tuple(POSITION_WEIGHTS))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is one of {', '.join(known)}, got {getattr(self, name)!r}.")
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective is one of {', '.join(OBJECTIVES)}, got {self.objective!r}.")

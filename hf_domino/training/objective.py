@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from hf_domino.drafter.modeling_domino import DominoDraftModel
 
 from .vocabulary import OutputVocabulary
-from .weighting import PositionWeights, decay
 
 
 @dataclass
@@ -81,7 +80,6 @@ def block_loss(
     with_head: bool = True,
     chunk_blocks: int = 256,
     teacher: Teacher | None = None,
-    position_weights: PositionWeights = decay,
 ) -> BlockLoss:
     """Base and final losses over N blocks.
 
@@ -96,7 +94,6 @@ def block_loss(
         chunk_blocks: blocks whose logits are alive at once; each chunk is recomputed in the backward pass.
         teacher: the target's distribution of each draft, `[N, J, k]`: the loss is then the Kullback-Leibler divergence
             from it (over these k tokens), not the cross-entropy with the label.
-        position_weights: how much each draft counts.
     """
     has_head = with_head and drafter.prefix_encoder is not None
     with_base = with_base or not has_head  # without a head the base loss is the final loss
@@ -112,7 +109,6 @@ def block_loss(
             prefix_embeds_NJH[chunk],
             _Truth(*(None if part is None else part[chunk] for part in truth)),
             vocabulary,
-            position_weights,
             decay_J,
             with_base,
             has_head,
@@ -153,14 +149,11 @@ def _chunk_loss(
     prefix_embeds: torch.Tensor,
     truth: _Truth,
     vocabulary: OutputVocabulary,
-    position_weights: PositionWeights,
     decay_J: torch.Tensor,
     with_base: bool,
     has_head: bool,
 ) -> tuple[torch.Tensor, ...]:
-    def weighted(losses: torch.Tensor, probabilities: torch.Tensor, correct: torch.Tensor) -> torch.Tensor:
-        return (losses * position_weights(probabilities, correct, truth.supervised, decay_J)).sum()
-
+    weights = decay_J * truth.supervised
     base_logits = vocabulary.base_logits(states)
     base = final = _draft_losses(base_logits if with_base else base_logits.detach(), truth)
     if has_head:
@@ -170,26 +163,26 @@ def _chunk_loss(
         corrected = base_logits[:, pure:] + vocabulary.correction(features, drafter.embed_proj[2])
         first = _draft_losses(base_logits[:, :pure], truth.drafts(None, pure))
         rest = _draft_losses(corrected, truth.drafts(pure, None))
-        losses, probabilities, correct = (torch.cat(parts, dim=1) for parts in zip(first, rest, strict=True))
-        final = losses, probabilities, correct
+        losses, correct = (torch.cat(parts, dim=1) for parts in zip(first, rest, strict=True))
+        final = losses, correct
     return (
-        weighted(*base),
-        weighted(*final),
-        (decay_J * truth.supervised).sum(),
-        accepted_drafts(base[2] & truth.supervised),
-        accepted_drafts(final[2] & truth.supervised),
+        (base[0] * weights).sum(),
+        (final[0] * weights).sum(),
+        weights.sum(),
+        accepted_drafts(base[1] & truth.supervised),
+        accepted_drafts(final[1] & truth.supervised),
         torch.tensor(truth.labels.shape[0], device=truth.labels.device),
     )
 
 
-def _draft_losses(logits: torch.Tensor, truth: _Truth) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Per draft: its loss; without gradient, the true token's probability and whether it is the most probable one."""
+def _draft_losses(logits: torch.Tensor, truth: _Truth) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per draft: its loss, and whether the true token is the most probable one."""
     labels = truth.labels
     correct = logits.detach().argmax(-1) == labels
     if truth.teacher is None or truth.teacher_probs is None:
         losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
-        return losses, losses.detach().neg().exp(), correct
+        return losses, correct
     logs = logits.log_softmax(-1)
     probs = truth.teacher_probs
     losses = (torch.xlogy(probs, probs) - probs * logs.gather(-1, truth.teacher)).sum(-1)
-    return losses, logs.detach().gather(-1, labels[..., None])[..., 0].exp(), correct
+    return losses, correct

@@ -11,7 +11,6 @@ from hf_domino.drafter.target_domino import Target, unwrap
 from .blocks import Blocks, block_states
 from .objective import BlockLoss, Teacher, block_loss
 from .vocabulary import OutputVocabulary, head_matrix
-from .weighting import PositionWeights, decay
 
 
 class PackedLoss(nn.Module):
@@ -28,7 +27,6 @@ class PackedLoss(nn.Module):
             it has one).
         num_random: further tokens that it draws.
         chunk_blocks: blocks whose logits are alive at once.
-        position_weights: how much each draft of a block counts.
     """
 
     def __init__(
@@ -40,7 +38,6 @@ class PackedLoss(nn.Module):
         frequent: torch.Tensor | None = None,
         num_random: int = 1024,
         chunk_blocks: int = 256,
-        position_weights: PositionWeights = decay,
     ):
         super().__init__()
         self.model = model
@@ -52,7 +49,6 @@ class PackedLoss(nn.Module):
         self.gamma = gamma
         self.num_random = num_random
         self.chunk_blocks = chunk_blocks
-        self.position_weights = position_weights
 
     @property
     def drafter(self) -> DominoDraftModel:
@@ -112,7 +108,6 @@ class PackedLoss(nn.Module):
             with_head=base_weight < 1,
             chunk_blocks=self.chunk_blocks,
             teacher=teacher,
-            position_weights=self.position_weights,
         )
         loss = (1 - base_weight) * sums.final + base_weight * sums.base
         return loss + unused, BlockLoss(*(value.detach().float() for value in vars(sums).values()))

@@ -53,13 +53,7 @@ STUDIES: dict[str, dict[str, Variant]] = {
         "twin without head": Variant(_BASE_ONLY, {"head_type": "none"}, equal_time=True),
     },
     "start": {"warm": Variant(), "cold": Variant(warm=False)},
-    "objective": {
-        "cross-entropy": Variant(),
-        "kl": Variant({"objective": "kl"}),
-        "accept until fail": Variant({"position_weights": "accept_until_fail"}),
-        "first error": Variant({"position_weights": "first_error"}),
-        "expected length": Variant({"position_weights": "expected_length"}),
-    },
+    "objective": {"cross-entropy": Variant(), "kl": Variant({"objective": "kl"})},
 }
 
 

@@ -21,7 +21,6 @@ from .curriculum import Curriculum
 from .data import ShardDataset, collate
 from .objective import BlockLoss, Teacher, decay_weights, default_gamma, most_probable
 from .packed_loss import PackedLoss
-from .weighting import POSITION_WEIGHTS
 
 __all__ = ["DominoTrainer", "DominoTrainingArguments", "ShardDataset"]
 
@@ -101,7 +100,6 @@ class DominoTrainer(Trainer):
             frequent,
             args.random_tokens,
             args.chunk_blocks,
-            POSITION_WEIGHTS[args.position_weights],
         )
         for layer in unwrap(model).layers:
             layer._can_checkpoint_with_cache = True  # a PackedContext is only read

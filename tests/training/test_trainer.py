@@ -135,8 +135,6 @@ def test_distillation_from_stored_distributions_equals_that_on_the_fly(target, f
 def test_settings_that_do_not_exist_are_refused(tmp_path):
     with pytest.raises(ValueError, match="objective is one of cross_entropy, kl"):
         training_arguments(tmp_path, objective="kld")
-    with pytest.raises(ValueError, match="position_weights is one of decay"):
-        training_arguments(tmp_path, position_weights="none")
 
 
 @pytest.mark.parametrize("wrong", [{"fsdp_version": 1}, {"transformer_cls_names_to_wrap": ["DominoLayer"]}])
