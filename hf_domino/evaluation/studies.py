@@ -76,7 +76,7 @@ def run_study(
         "x_label": study.x_label,
         "log_x": study.log_x,
         "environment": environment,
-        "settings": asdict(settings),
+        "settings": {key: value for key, value in asdict(settings).items() if key != "methods"},  # see the points
         "prompts": {label: [p.hash for p in prompts if p.set == label] for label in {p.set: None for p in prompts}},
         "points": points,
     }
@@ -308,7 +308,8 @@ STUDIES: dict[str, Study] = {
         "Does drafting pay in batches?",
         "batch size",
         (1, 2, 4, 8, 16),
-        _over_settings("batch_size", _RIVALS),
+        # transformers' assisted generation serves single sequences only, so no rival can take part.
+        _over_settings("batch_size", ("domino", "domino[draft_sources=text]")),
         log_x=True,
     ),
     "temperature": Study(
