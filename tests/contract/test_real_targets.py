@@ -89,7 +89,7 @@ def whole_trees(drafter: DominoDraftModel, nodes: int = 6) -> None:
     drafter.generation_config = GenerationConfig(num_assistant_tokens_schedule="constant")
 
 
-def check_call(loaded: Loaded, name: str, happened: Counter) -> None:
+def check_call(loaded: Loaded, name: str, happened: Counter, untrained: bool = False) -> None:
     target, tokenizer, drafter = loaded
     whole_trees(drafter)
     streams = GEMMA_CALLS[name](tokenizer)["input_ids"].shape[0] == 1
@@ -113,7 +113,9 @@ def check_call(loaded: Loaded, name: str, happened: Counter) -> None:
         new = torch.cat([part.flatten() for part in streamer.given[1:]])
         text = drafted.result if isinstance(drafted.result, torch.Tensor) else drafted.result.sequences
         assert torch.equal(new, text[0, -len(new) :]) and streamer.ends == 1
-    assert happened["calls"] == 1 and happened["rounds" if name == "sampled" else "accepted"]
+    # Nothing but the text's own branches is ever accepted of an untrained drafter, and penalties forbid repeating.
+    unlikely = name == "sampled" or (untrained and name == "processors")
+    assert happened["calls"] == 1 and happened["rounds" if unlikely else "accepted"]
 
 
 def check_turns(loaded: Loaded, happened: Counter) -> None:
@@ -169,7 +171,10 @@ def test_smollm2(smollm2, name, happened):
 @pytest.mark.gemma
 @pytest.mark.parametrize("name", [*GEMMA_CALLS, *OTHER_CHECKS])
 def test_gemma_3_270m(gemma, name, happened):
-    OTHER_CHECKS[name](gemma, happened) if name in OTHER_CHECKS else check_call(gemma, name, happened)
+    if name in OTHER_CHECKS:
+        OTHER_CHECKS[name](gemma, happened)
+    else:
+        check_call(gemma, name, happened, untrained=True)
 
 
 @pytest.mark.slow
