@@ -5,12 +5,10 @@ python scripts/generate.py --compare "Why is the sky blue?"
 python scripts/generate.py --compare --prompts scripts/everyday_prompts.jsonl --output record.json
 """
 
-import json
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +21,8 @@ from hf_domino.evaluation.methods import Method
 from hf_domino.evaluation.metrics.output_agreement.output_agreement import first_difference
 from hf_domino.evaluation.near_ties import near_tie
 from hf_domino.evaluation.prompts import conversation_ids, read_prompts
+from hf_domino.evaluation.record import environment
+from hf_domino.record import write_record
 
 WARM_UP_TOKENS = 48  # enough rounds for the drafter to have measured what the target's forwards cost
 
@@ -111,8 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     comparisons = compare(*pair, texts, options)
     if options.output:
         rows = [asdict(comparison) | {"ratio": comparison.ratio} for comparison in comparisons]
-        record = {"settings": asdict(options) | {"threads": torch.get_num_threads()}, "prompts": rows}
-        Path(options.output).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        record = {"environment": environment(pair[0]), "settings": asdict(options), "prompts": rows}
+        write_record(options.output, record)
 
 
 def answer(

@@ -97,6 +97,7 @@ def test_many_prompts_are_summed_up_and_recorded(pair_arguments, tmp_path, capsy
     assert [row["prompt"] for row in record["prompts"]] == ["w7 w8", "w9 w10 w11", "w12"]
     assert all(row["tokens"] == 16 and row["drafter_share"] > 0 and row["rounds"] > 0 for row in record["prompts"])
     assert record["settings"]["max_new_tokens"] == 16
+    assert record["environment"]["threads"] >= 1
 
 
 def test_sampling_reaches_both_ways(pair_arguments, capsys):
