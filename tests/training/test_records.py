@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from hf_domino.training import throughput
+from hf_domino.training import study, throughput
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-TABLES = {"training_throughput": throughput.table}
+TABLES = {"training_throughput": throughput.table, "training_objective": study.table}
 
 
 @pytest.mark.parametrize("name", list(TABLES))
