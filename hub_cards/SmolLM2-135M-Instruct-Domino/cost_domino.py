@@ -15,7 +15,6 @@ _SAMPLES_KEPT = 7
 _SAMPLES_WANTED = 2
 _PRIOR_SLOPE = 0.03  # of the time of one row, per further row, until something is measured
 _TRIAL = 5  # rounds with drafting that do not pay before it is paused: accepted lengths vary
-_HOPELESS = 2  # rounds after which a later trial ends if nothing at all was accepted in it
 _LONGEST_PAUSE = 64
 _FADED = 0.3
 _MEMORY = 0.9  # how much of the evidence on drafting a round keeps of the rounds before
@@ -53,7 +52,7 @@ class RoundCosts:
         self._verify: dict[int, deque[float]] = {}
         self._draft: deque[float] = deque(maxlen=_SAMPLES_KEPT)
         self._drafted, self._undrafted = _Rate(), _Rate()
-        self._trial, self._trial_accepted, self._failures = 0, 0.0, 0
+        self._trial, self._failures = 0, 0
 
     def record_verify(self, rows: int, seconds: float) -> None:
         self._verify.setdefault(rows, deque(maxlen=_SAMPLES_KEPT)).append(seconds)
@@ -69,13 +68,11 @@ class RoundCosts:
         if not drafted:
             return
         if self.drafting_pays:
-            self._trial, self._trial_accepted, self._failures = 0, 0.0, 0
+            self._trial, self._failures = 0, 0
         else:
             self._trial += 1
-            self._trial_accepted += tokens - 1
-            hopeless = self._failures and self._trial >= _HOPELESS and not self._trial_accepted
-            if self._trial == _TRIAL or hopeless:
-                self._trial, self._trial_accepted, self._failures = 0, 0.0, self._failures + 1
+            if self._trial == _TRIAL:
+                self._trial, self._failures = 0, self._failures + 1
                 self._drafted.fade()  # the next trial meets other text
 
     @property

@@ -69,31 +69,17 @@ def test_drafting_is_judged_against_rounds_without_it():
 
 def test_drafting_that_does_not_pay_is_paused_after_a_trial_and_longer_each_time():
     costs = measured({1: 1.0, 4: 1.2})
-    pauses, trials = [], [0]
+    pauses = []
     while len(pauses) < 5:
         costs.record_round(True, 4, tokens=1.0, seconds=1.5)
-        trials[-1] += 1
         if costs.pause:
             pauses.append(costs.pause)
-            trials.append(0)
-    assert trials[0] >= 5 and trials[1:-1] == [2] * 4  # nothing is accepted at all: later trials end early
     assert pauses == sorted(pauses) and pauses[0] < pauses[1] and pauses[-1] == pauses[-2] == 64
     costs.record_round(True, 4, tokens=1.0, seconds=1.5)
     assert costs.pause == 0  # a new trial is more than one round
     for _ in range(30):
         costs.record_round(True, 4, tokens=4.0, seconds=1.5)
     assert costs.drafting_pays and costs.pause == 0
-
-
-def test_a_later_trial_in_which_something_is_accepted_takes_its_time():
-    costs = measured({1: 1.0, 4: 1.2})
-    while not costs.pause:
-        costs.record_round(True, 4, tokens=1.0, seconds=1.5)
-    for _ in range(4):
-        costs.record_round(True, 4, tokens=1.2, seconds=1.5)
-        assert costs.pause == 0
-    costs.record_round(True, 4, tokens=1.2, seconds=1.5)
-    assert costs.pause
 
 
 def test_rounds_in_which_kernels_were_prepared_are_no_evidence():
