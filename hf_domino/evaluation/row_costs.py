@@ -73,10 +73,9 @@ def _wait_for(device: torch.device) -> None:
 def table(costs: list[dict[str, Any]]) -> str:
     """Times of a forward in units of plain `generate`'s at the same batch, as a Markdown table."""
     counts = list(costs[0]["milliseconds"])
+    titles = [f"{count} row{'' if count == '1' else 's'}" for count in counts]
     lines = [
-        "| batch | plain step, ms | "
-        + " | ".join(f"{count} row{'' if count == '1' else 's'}" for count in counts)
-        + " |",
+        f"| batch | plain step, ms | {' | '.join(titles)} |",
         "|" + " --- |" * (2 + len(counts)),
     ]
     for entry in costs:
