@@ -4,6 +4,7 @@ import statistics
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
@@ -12,12 +13,16 @@ if TYPE_CHECKING:
     from .modeling_domino import DominoDraftModel
 
 _SAMPLES_KEPT = 7
-_SAMPLES_WANTED = 2
+_SAMPLES_WANTED = 2  # of a number of rows before it is believed: the first pays for kernels being prepared
 _PRIOR_SLOPE = 0.03  # of the time of one row, per further row, until something is measured
-_TRIAL = 5  # rounds with drafting that do not pay before it is paused: accepted lengths vary
+# Of the slope from one row to the mean of several against the slope among these: what a sample two rows off weighs.
+_PRIOR_WEIGHT = 4.0
+_TRIAL = 4  # rounds with drafting that do not pay before it is paused: accepted lengths vary
 _LONGEST_PAUSE = 64
 _FADED = 0.3
 _MEMORY = 0.9  # how much of the evidence on drafting a round keeps of the rounds before
+_CALIBRATION_MEMORY = 0.98
+_LEAST_CALIBRATION = 0.02  # never nothing, or a drafter that became useful would not be found out
 
 
 class _Rate:
@@ -36,11 +41,28 @@ class _Rate:
         self.tokens, self.seconds = self.tokens * _FADED, self.seconds * _FADED
 
 
+@dataclass
+class _Line:
+    """Time of a forward by its rows. One row stands apart: it runs other kernels than several do."""
+
+    one: float | None
+    intercept: float
+    slope: float
+
+    def seconds(self, rows: int) -> float:
+        if rows == 1 and self.one is not None:
+            return self.one
+        return max(self.one or 0.0, self.intercept + self.slope * rows)
+
+
 class RoundCosts:
     """Times of verifying forwards by their number of rows, and what rounds with and without drafting have brought.
 
     They belong to a target and a drafter on a machine, not to a call: they outlive it, so that only the first call
     has to explore. They decide how much is drafted and never what is emitted.
+
+    Single times scatter by a third on busy machines, so nothing is judged by them: a round costs the median time of
+    drafting, and what the line through the median times of verifying says for its rows.
 
     Args:
         max_rows: the most rows that a sequence may have in one forward.
@@ -50,21 +72,35 @@ class RoundCosts:
         # More rows are tried when those measured say that they would pay.
         self._explored = sorted({1, max(2, max_rows // 4)})
         self._verify: dict[int, deque[float]] = {}
+        self._line: _Line | None = None
         self._draft: deque[float] = deque(maxlen=_SAMPLES_KEPT)
         self._drafted, self._undrafted = _Rate(), _Rate()
         self._trial, self._failures = 0, 0
+        self._expected, self._accepted = 8.0, 8.0
 
     def record_verify(self, rows: int, seconds: float) -> None:
         self._verify.setdefault(rows, deque(maxlen=_SAMPLES_KEPT)).append(seconds)
+        self._line = None
 
     def record_draft(self, seconds: float) -> None:
         self._draft.append(seconds)
 
-    def record_round(self, drafted: bool, rows: int, tokens: float, seconds: float) -> None:
-        """Counts a round: whether the drafter ran, the rows verified, the tokens emitted (per sequence), its time."""
-        if len(self._verify.get(rows, ())) < _SAMPLES_WANTED:
-            return  # kernels were being prepared
-        (self._drafted if drafted else self._undrafted).record(tokens, seconds)
+    def record_acceptance(self, expected: float, accepted: float) -> None:
+        """Counts the drafter's nodes verified in a round: the sum of its own probabilities, and how many were right."""
+        self._expected = _CALIBRATION_MEMORY * self._expected + expected
+        self._accepted = _CALIBRATION_MEMORY * self._accepted + accepted
+
+    @property
+    def calibration(self) -> float:
+        """What the drafter's own probabilities are multiplied by: drafts accepted over those expected, at most 1."""
+        return max(_LEAST_CALIBRATION, min(1.0, self._accepted / self._expected))
+
+    def record_round(self, drafted: bool, rows: int, tokens: float) -> None:
+        """Counts a round: whether the drafter ran, the rows verified, the tokens emitted (per sequence)."""
+        if drafted and len(self._draft) < _SAMPLES_WANTED:
+            return  # weights were being packed, kernels prepared
+        spent = self.draft_seconds if drafted else 0.0
+        (self._drafted if drafted else self._undrafted).record(tokens, spent + self.verify_seconds(rows))
         if not drafted:
             return
         if self.drafting_pays:
@@ -90,27 +126,39 @@ class RoundCosts:
         return min(4**self._failures, _LONGEST_PAUSE) if self._failures and not self._trial else 0
 
     @property
+    def plain_rounds_due(self) -> int:
+        """Rounds of one row that are still to be timed, for all else is compared with them."""
+        return max(0, _SAMPLES_WANTED - len(self._verify.get(1, ())))
+
+    @property
     def draft_seconds(self) -> float:
         return statistics.median_low(self._draft) if self._draft else 0.0
 
     def verify_seconds(self, rows: int) -> float:
-        """Expected time of a forward over `rows` rows: on the line through the measured counts around, never falling.
-
-        A count is believed from its second sample on: the first pays for kernels being prepared.
-        """
-        known = {count: times for count, times in self._verify.items() if len(times) >= _SAMPLES_WANTED}
-        points = [(count, statistics.median_low(times)) for count, times in sorted((known or self._verify).items())]
-        if not points:
+        """Expected time of a forward over `rows` rows; never falling with them."""
+        if not self._verify:
             return 1.0 + _PRIOR_SLOPE * (rows - 1)
-        highest = 0.0
-        for i, (count, seconds) in enumerate(points):
-            points[i] = (count, highest := max(highest, seconds))
-        if len(points) == 1 or rows <= points[0][0]:
-            slope = _PRIOR_SLOPE * points[0][1]
-            return points[0][1] + slope * (rows - points[0][0])
-        above = next((i for i, (count, _) in enumerate(points) if count >= rows), len(points) - 1)
-        (low, low_time), (high, high_time) = points[above - 1 : above + 1]
-        return low_time + (high_time - low_time) / (high - low) * (rows - low)
+        if self._line is None:
+            self._line = self._fitted()
+        return self._line.seconds(rows)
+
+    def _fitted(self) -> _Line:
+        """Least squares over the median of each number of rows, weighted by its samples."""
+        known = {rows: times for rows, times in self._verify.items() if len(times) >= _SAMPLES_WANTED} or self._verify
+        medians = {rows: statistics.median_low(times) for rows, times in known.items()}
+        one = medians.pop(1, None)
+        if not medians:
+            assert one is not None  # something was measured
+            return _Line(one, one * (1 - _PRIOR_SLOPE), one * _PRIOR_SLOPE)
+        weights = {rows: len(known[rows]) for rows in medians}
+        whole = sum(weights.values())
+        mean_rows = sum(weights[rows] * rows for rows in medians) / whole
+        mean_seconds = sum(weights[rows] * seconds for rows, seconds in medians.items()) / whole
+        prior = _PRIOR_SLOPE * mean_seconds if one is None else (mean_seconds - one) / (mean_rows - 1)
+        variance = sum(weights[rows] * (rows - mean_rows) ** 2 for rows in medians)
+        covariance = sum(weights[rows] * (rows - mean_rows) * seconds for rows, seconds in medians.items())
+        slope = max(0.0, (covariance + _PRIOR_WEIGHT * prior) / (variance + _PRIOR_WEIGHT))
+        return _Line(one, mean_seconds - slope * mean_rows, slope)
 
     def unmeasured(self, most_rows: int) -> int | None:
         """A number of rows up to `most_rows` to be tried before others can be judged: one, and some."""
@@ -135,7 +183,8 @@ class RoundCosts:
             rate = expected / (spent + self.verify_seconds(count + 1))
             if rate > best_rate:
                 best, best_rate = count, rate
-        return best
+        on_trial = drafted and (self._trial or self._failures)
+        return max(best, 1) if on_trial and probabilities else best  # where nothing is verified, nothing is learnt
 
 
 _costs: "weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakKeyDictionary]" = weakref.WeakKeyDictionary()

@@ -115,9 +115,8 @@ class _Loop:
         self.rows = list(range(input_ids.shape[0]))
         self.lookups = [self._text_lookup(prompt.tolist()) for prompt in input_ids]
         self.depth = self.limits.tokens
-        # Other text may suit the drafter better than the last call's, so a new call tries a little sooner.
-        self.pause = 0 if self.limits.constant else self.costs.pause // 2
-        self.expected, self.accepted = 8.0, 8.0
+        # Other text may suit the drafter better than the last call's, so a new call tries at once.
+        self.pause = 0 if self.limits.constant else self.costs.plain_rounds_due
 
     def _text_lookup(self, prompt: list[int]) -> TextLookup:
         config = self.generation_config
@@ -193,12 +192,13 @@ class _Loop:
         self.stats.verify_seconds += ended - drafted
         rows = max(len(tree) for tree in trees)
         self.costs.record_verify(rows, ended - drafted)
-        self.costs.record_round(self.drafting, rows, sum(map(len, paths)) / len(paths), ended - started)
+        self.costs.record_round(self.drafting, rows, sum(map(len, paths)) / len(paths))
         if self.drafting:
             self.pause = 0 if self.limits.constant else self.costs.pause
+            self._learn_of_drafter(trees, paths)
         for row, tree, path, offer in zip(self.rows, trees, paths, offers, strict=True):
             self.stats.record(row, len(tree) - 1, max(tree.depths), len(path) - 1)
-            self._learn(row, tree, path, offer)
+            self._learn_of_text(row, tree, path, offer)
         self._advance(trees, paths, outputs)
         self._leave(done)
 
@@ -210,7 +210,6 @@ class _Loop:
         self.drafting = False
         if max(rooms) <= 0:
             return trees, offers
-        scale = 1.0 if self.limits.constant else min(1.0, self.accepted / self.expected)
         self.drafting = self.asks_drafter and self.pause == 0
         if self.drafting:
             started = time.perf_counter()
@@ -218,6 +217,7 @@ class _Loop:
             anchors = torch.tensor(self.anchors, device=self.slot_positions.device)
             depth = max(rooms) if self.limits.constant else min(max(rooms), self.depth)
             levels = self.session.propose(anchors, depth, self.width)
+            scale = 1.0 if self.limits.constant else self.costs.calibration
             for tree, nodes in zip(trees, levels.to_host(), strict=True):
                 tree.add_levels(*nodes, scale=scale)
             self.costs.record_draft(time.perf_counter() - started)
@@ -283,13 +283,19 @@ class _Loop:
             done.append(ended)
         return paths, done
 
-    def _learn(self, row: int, tree: DraftTree, path: list[int], offer: tuple[list[int], int]) -> None:
-        """What this round says about the drafter's probabilities and the text's branches."""
-        scale = min(1.0, self.accepted / self.expected)
-        if self.drafting and len(tree) > 1:
-            self.expected += sum(tree.probabilities[1:]) / scale
-            self.accepted += len(path) - 1
-            self.depth = min(self.limits.tokens, max(max(tree.depths) + 2, len(path) + 1))
+    def _learn_of_drafter(self, trees: list[DraftTree], paths: list[list[int]]) -> None:
+        """What this round says about the drafter's probabilities, and how deep the next draft is to be."""
+        verified = [(tree, path) for tree, path in zip(trees, paths, strict=True) if any(tree.drafted[1:])]
+        if not verified:
+            return
+        expected = sum(sum(tree.drafted[1:]) for tree, _ in verified)
+        accepted = sum(sum(tree.drafted[node] > 0 for node in path[1:]) for tree, path in verified)
+        self.costs.record_acceptance(expected / len(verified), accepted / len(verified))
+        deepest = max(max(max(tree.depths) + 2, len(path) + 1) for tree, path in verified)
+        self.depth = min(self.limits.tokens, deepest)
+
+    def _learn_of_text(self, row: int, tree: DraftTree, path: list[int], offer: tuple[list[int], int]) -> None:
+        """What this round says about the text's branches."""
         tokens, ngram = offer
         node, offered = 0, 0
         accepted = set(path)

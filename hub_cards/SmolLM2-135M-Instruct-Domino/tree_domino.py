@@ -18,6 +18,7 @@ class DraftTree:
         parents: index of each node's parent; -1 for the anchor.
         depths: distance from the anchor.
         probabilities: estimated probability that the node's path becomes text; never above its parent's.
+        drafted: the drafter's own probability of it; 0 for a node that came from elsewhere, 1 for the anchor.
     """
 
     def __init__(self, anchor: int):
@@ -25,6 +26,7 @@ class DraftTree:
         self.parents = [-1]
         self.depths = [0]
         self.probabilities = [1.0]
+        self.drafted = [1.0]
         self._children: list[dict[int, int]] = [{}]
 
     def __len__(self) -> int:
@@ -38,8 +40,8 @@ class DraftTree:
         """The child of a node that holds this token, if there is one."""
         return self._children[node].get(token)
 
-    def add(self, parent: int, token: int, probability: float) -> int:
-        """Adds a child, or raises the probability of the one that is there. Returns its index."""
+    def add(self, parent: int, token: int, probability: float, drafted: float = 0.0) -> int:
+        """Adds a child, or raises the probabilities of the one that is there. Returns its index."""
         probability = min(probability, self.probabilities[parent])
         node = self._children[parent].get(token)
         if node is None:
@@ -49,10 +51,16 @@ class DraftTree:
             self.parents.append(parent)
             self.depths.append(self.depths[parent] + 1)
             self.probabilities.append(probability)
+            self.drafted.append(drafted)
             self._children.append({})
         else:
             self.probabilities[node] = max(self.probabilities[node], probability)
+            self.drafted[node] = max(self.drafted[node], drafted)
         return node
+
+    def _adopt(self, other: "DraftTree", node: int, parent: int) -> int:
+        """Adds a node of another tree as a child of `parent`. Returns its index."""
+        return self.add(parent, other.tokens[node], other.probabilities[node], other.drafted[node])
 
     def add_levels(
         self, tokens: list[list[int]], parents: list[list[int]], logprobs: list[list[float]], scale: float = 1.0
@@ -67,7 +75,8 @@ class DraftTree:
             nodes = []
             for token, parent, logprob in zip(level_tokens, level_parents, level_logprobs, strict=True):
                 known = parent < len(above) and above[parent] >= 0 and logprob > -math.inf
-                nodes.append(self.add(above[parent], token, scale * math.exp(logprob)) if known else -1)
+                own = math.exp(logprob)
+                nodes.append(self.add(above[parent], token, scale * own, own) if known else -1)
             above = nodes
 
     def add_path(self, tokens: Sequence[int], token_probability: float) -> None:
@@ -87,17 +96,22 @@ class DraftTree:
         new_index = {0: 0}
         for node in range(1, len(self)):
             parent = self.parents[node]
-            unsure = confidence is not None and self.probabilities[node] < confidence * self.probabilities[parent]
+            unsure = confidence is not None and self._is_unsure(node, confidence)
             if self.depths[node] <= depth and not unsure and parent in new_index:
-                new_index[node] = tree.add(new_index[parent], self.tokens[node], self.probabilities[node])
+                new_index[node] = tree._adopt(self, node, new_index[parent])
         return tree
+
+    def _is_unsure(self, node: int, confidence: float) -> bool:
+        """Whether a token is too improbable after its parent's: by the drafter, uncorrected, where it drafted it."""
+        own = self.drafted if self.drafted[node] else self.probabilities
+        return own[node] < confidence * own[self.parents[node]]
 
     def best(self, count: int) -> "DraftTree":
         """The tree of its `count` most probable draft nodes: with their parents, as no child outranks its parent."""
         tree = DraftTree(self.tokens[0])
         new_index = {0: 0}
         for node in self.ranked()[:count]:
-            new_index[node] = tree.add(new_index[self.parents[node]], self.tokens[node], self.probabilities[node])
+            new_index[node] = tree._adopt(self, node, new_index[self.parents[node]])
         return tree.sorted_by_depth()
 
     def sorted_by_depth(self) -> "DraftTree":
@@ -105,7 +119,7 @@ class DraftTree:
         tree = DraftTree(self.tokens[0])
         new_index = {0: 0}
         for node in sorted(range(1, len(self)), key=lambda node: (self.depths[node], node)):
-            new_index[node] = tree.add(new_index[self.parents[node]], self.tokens[node], self.probabilities[node])
+            new_index[node] = tree._adopt(self, node, new_index[self.parents[node]])
         return tree
 
     def ancestor_mask(self) -> torch.Tensor:

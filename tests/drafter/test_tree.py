@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,6 +66,21 @@ def test_within_cuts_at_a_depth(branches, depth):
 def test_within_cuts_unsure_tokens_and_what_follows_them():
     tree = grown([([1, 2], 0.9), ([3, 4], 0.3)])
     assert paths(tree.within(5, confidence=0.5)) == {(9,), (9, 1), (9, 1, 2)}
+
+
+def test_a_threshold_is_for_the_drafters_own_probability_not_the_corrected_one():
+    tree = DraftTree(9)
+    tree.add_levels([[1], [2]], [[0], [0]], [[math.log(0.8)], [math.log(0.8 * 0.6)]], scale=0.5)
+    assert tree.probabilities == pytest.approx([1.0, 0.4, 0.24]) and tree.drafted == pytest.approx([1.0, 0.8, 0.48])
+    assert len(tree.within(5, confidence=0.7)) == 2 and len(tree.within(5, confidence=0.5)) == 3
+
+
+def test_a_node_of_drafter_and_text_keeps_the_drafters_own_probability():
+    tree = DraftTree(9)
+    tree.add_levels([[1]], [[0]], [[math.log(0.3)]])
+    tree.add_path([1, 2], 0.9)
+    kept = tree.best(2)
+    assert kept.drafted == pytest.approx([1.0, 0.3, 0.0]) and kept.probabilities == pytest.approx([1.0, 0.9, 0.81])
 
 
 @given(BRANCHES)
