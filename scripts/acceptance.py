@@ -3,7 +3,8 @@
     python scripts/acceptance.py --prompts gsm8k_test.jsonl scripts/everyday_prompts.jsonl --limit 20 \
         --drafters stock=hub_cards/SmolLM2-135M-Instruct-Domino adapted=runs/gsm8k_lora/final --output record.json
 
-A drafter is a folder or a Hub id, of a whole drafter or of a PEFT adapter for one. Timing has no say in the figures.
+A drafter is a folder or a Hub id, of a whole drafter or of a PEFT adapter for one. Settings of a whole one may follow
+in brackets: `chain=FOLDER[max_tree_width=1,draft_sources=drafter]`. Timing has no say in the figures.
 The same call again goes on where it was broken off, and drafters can be added.
 """
 
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 
 from hf_domino.drafter.target_domino import unwrap
 from hf_domino.evaluation.measuring import measure
 from hf_domino.evaluation.methods import Method
 from hf_domino.evaluation.prompts import conversation_ids, read_prompts
+from hf_domino.evaluation.variants import parse_changes, variant
 from hf_domino.training.lora import load_drafter
 from hf_domino.training.targets import load_target
 
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     target, tokenizer = load_target(options.model, dtype, options.target_adapter)
     methods = {PLAIN: Method()}
     for label, path in options.drafters.items():
-        drafter = load_drafter(path, dtype)
+        drafter = _load(label, path, dtype)
         unwrap(drafter).generation_config.num_assistant_tokens_schedule = "constant"
         methods[label] = Method({"assistant_model": drafter}, unwrap(drafter))
     record = _begin(options)
@@ -64,6 +67,16 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
                 f"first), same tokens in {values['identical']} of {values['prompts']}"
             )
     return record
+
+
+def _load(label: str, path: str, dtype: torch.dtype) -> Any:
+    path, bracket, changes = path.removesuffix("]").partition("[")
+    drafter = load_drafter(path, dtype)
+    if not bracket:
+        return drafter
+    if isinstance(drafter, PeftModel):
+        raise ValueError(f"{label}: settings in brackets are for whole drafters; {path} is an adapter.")
+    return variant(drafter, **parse_changes(label, changes))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -5,7 +5,6 @@ several drafters after a colon, `domino:final-only`; and two methods joined, `do
 `generate` together.
 """
 
-import ast
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from transformers import CompileConfig, PreTrainedModel, PreTrainedTokenizerBase
 from hf_domino.drafter.modeling_domino import DominoDraftModel
 
 from .native_dflash import NativeDFlashAssistant
-from .variants import variant
+from .variants import parse_changes, variant
 
 _NAME = re.compile(r"^(?P<kind>[a-z-]+)(?::(?P<drafter>[^\[\]+:]+))?(?:\[(?P<changes>[^\[\]]*)\])?$")
 _LOOKUP_TOKENS = 10  # transformers' documentation suggests this; `prompt-lookup[num_tokens=3]` tries another number
@@ -166,9 +165,9 @@ def _build_one(name: str, contenders: Contenders) -> Method:
             raise ValueError(f"{name}: there is no drafter labelled {label!r} (given: {known}).")
         drafter = contenders.drafters[label]
         if match["changes"]:
-            drafter = variant(drafter, **_parse_changes(name, match["changes"]))
+            drafter = variant(drafter, **parse_changes(name, match["changes"]))
     elif match["kind"] == "prompt-lookup" and match["changes"] and not match["drafter"]:
-        changes = _parse_changes(name, match["changes"])
+        changes = parse_changes(name, match["changes"])
         tokens = changes.pop("num_tokens", None)
         if changes or not isinstance(tokens, int) or tokens < 1:
             raise ValueError(f"{name}: prompt-lookup takes num_tokens alone, a number of at least 1.")
@@ -176,16 +175,3 @@ def _build_one(name: str, contenders: Contenders) -> Method:
     elif match["drafter"] or match["changes"]:
         raise ValueError(f"{name}: {match['kind']} uses no drafter, so it takes none of its settings.")
     return KINDS[match["kind"]](contenders, drafter)
-
-
-def _parse_changes(name: str, text: str) -> dict[str, Any]:
-    changes = {}
-    for part in text.split(","):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"{name}: settings in brackets are written key=value.")
-        try:
-            changes[key.strip()] = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError):
-            changes[key.strip()] = value.strip()
-    return changes

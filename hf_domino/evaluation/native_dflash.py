@@ -54,7 +54,7 @@ class NativeDFlashAssistant(nn.Module):
         block = self.drafter(noise_embeds.to(dtype), position_ids[:, rows:], _ContextThenBlock(cache, context))
         if self.config.row_offset == 0:
             block = torch.cat([block[:, :1], block], dim=1)
-        return BaseModelOutputWithPast(last_hidden_state=block)
+        return BaseModelOutputWithPast(last_hidden_state=block.to(noise_embeds.dtype))  # the target's head is next
 
 
 class _ContextThenBlock:

@@ -1,5 +1,6 @@
 """The same drafter under another setting (head off, another block size), sharing its weights."""
 
+import ast
 import copy
 from typing import Any
 
@@ -38,3 +39,24 @@ def variant(drafter: DominoDraftModel, **changes: Any) -> DominoDraftModel:
     changed.generation_config = copy.deepcopy(drafter.generation_config)
     changed.use_tree = drafter.use_tree
     return changed.train(drafter.training)
+
+
+def parse_changes(name: str, text: str) -> dict[str, Any]:
+    """Settings as they are written in brackets: `max_tree_width=1,draft_sources=drafter`.
+
+    Args:
+        name: of what they belong to, for the error.
+
+    Raises:
+        ValueError: a part that is no key=value.
+    """
+    changes = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"{name}: settings in brackets are written key=value.")
+        try:
+            changes[key.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            changes[key.strip()] = value.strip()
+    return changes

@@ -85,6 +85,12 @@ def test_native_dflash_drafts_what_the_backbone_drafts(shift_label, monkeypatch)
     assert all(rounds)
 
 
+def test_native_dflash_with_a_drafter_of_another_dtype():
+    target = tiny_target()
+    method = build_method("native-dflash", Contenders(target.bfloat16(), None, {"": tiny_drafter(target).float()}))
+    assert measure(target, method, [prompt()], **GREEDY).drafted
+
+
 def test_native_dflash_where_it_does_not_apply():
     target = tiny_target()
     drafter = tiny_drafter(

@@ -52,6 +52,17 @@ def test_a_drafter_and_its_adapter(folders, capsys):
     assert "same tokens in 2 of 2" in capsys.readouterr().out
 
 
+def test_settings_of_a_drafter_in_brackets(folders):
+    drafter = folders / "drafter"
+    arguments = ["--model", str(folders / "target"), "--prompts", str(folders / "own.jsonl"), "--max-new-tokens", "12"]
+    arguments += ["--output", str(folders / "settings.json"), "--drafters", f"tree={drafter}"]
+    record = acceptance.main([*arguments, f"one={drafter}[max_tree_nodes=1,draft_sources=drafter]"])
+    assert max(max(row["accepted"], default=0) for row in record["rows"] if row["drafter"] == "one") == 1
+    assert max(max(row["accepted"], default=0) for row in record["rows"] if row["drafter"] == "tree") > 1
+    with pytest.raises(ValueError, match="adapter.*whole drafters"):
+        acceptance.main([*arguments, f"adapter={folders / 'adapter'}[max_tree_nodes=1]"])
+
+
 def test_it_goes_on_and_takes_further_drafters(folders, monkeypatch):
     first = run(folders, "drafter")
     calls = []
