@@ -2,7 +2,6 @@
 
 import statistics
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -71,19 +70,20 @@ class RoundCosts:
     def __init__(self, max_rows: int) -> None:
         # More rows are tried when those measured say that they would pay.
         self._explored = sorted({1, max(2, max_rows // 4)})
-        self._verify: dict[int, deque[float]] = {}
+        # Threads may share a pair: samples are replaced, never changed, while another reads them.
+        self._verify: dict[int, tuple[float, ...]] = {}
         self._line: _Line | None = None
-        self._draft: deque[float] = deque(maxlen=_SAMPLES_KEPT)
+        self._draft: tuple[float, ...] = ()
         self._drafted, self._undrafted = _Rate(), _Rate()
         self._trial, self._failures = 0, 0
         self._expected, self._accepted = 8.0, 8.0
 
     def record_verify(self, rows: int, seconds: float) -> None:
-        self._verify.setdefault(rows, deque(maxlen=_SAMPLES_KEPT)).append(seconds)
+        self._verify[rows] = (*self._verify.get(rows, ()), seconds)[-_SAMPLES_KEPT:]
         self._line = None
 
     def record_draft(self, seconds: float) -> None:
-        self._draft.append(seconds)
+        self._draft = (*self._draft, seconds)[-_SAMPLES_KEPT:]
 
     def record_acceptance(self, expected: float, accepted: float) -> None:
         """Counts the drafter's nodes verified in a round: the sum of its own probabilities, and how many were right."""
@@ -138,13 +138,15 @@ class RoundCosts:
         """Expected time of a forward over `rows` rows; never falling with them."""
         if not self._verify:
             return 1.0 + _PRIOR_SLOPE * (rows - 1)
-        if self._line is None:
-            self._line = self._fitted()
-        return self._line.seconds(rows)
+        line = self._line
+        if line is None:
+            self._line = line = self._fitted()
+        return line.seconds(rows)
 
     def _fitted(self) -> _Line:
         """Least squares over the median of each number of rows, weighted by its samples."""
-        known = {rows: times for rows, times in self._verify.items() if len(times) >= _SAMPLES_WANTED} or self._verify
+        measured = dict(self._verify)
+        known = {rows: times for rows, times in measured.items() if len(times) >= _SAMPLES_WANTED} or measured
         medians = {rows: statistics.median_low(times) for rows, times in known.items()}
         one = medians.pop(1, None)
         if not medians:

@@ -1,5 +1,8 @@
 """How much is verified follows from the times measured and the probabilities of the drafts."""
 
+import sys
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -164,6 +167,26 @@ def test_no_other_number_gives_more_text_per_second(probabilities, slope, draft_
 
     chosen = costs.worthwhile(probabilities)
     assert all(rate(chosen) >= rate(count) - 1e-9 for count in range(len(probabilities) + 1))
+
+
+def test_threads_may_record_while_others_read():
+    costs, done = RoundCosts(17), threading.Event()
+
+    def record() -> None:
+        for i in range(20000):
+            costs.record_verify(1 + i % 2000, 1.0)
+            costs.record_draft(0.1)
+        done.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        (thread := threading.Thread(target=record)).start()
+        while not done.is_set():
+            assert costs.verify_seconds(5) > 0 and costs.draft_seconds >= 0
+        thread.join()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_costs_belong_to_a_pair_and_a_batch_size():
