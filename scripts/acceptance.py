@@ -10,6 +10,7 @@ The same call again goes on where it was broken off, and drafters can be added.
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,10 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _load(label: str, path: str, dtype: torch.dtype) -> Any:
-    path, bracket, changes = path.removesuffix("]").partition("[")
+    settings = re.fullmatch(r"(.+?)\[([^\[\]]*)\]", path)
+    if settings is None:
+        return load_drafter(path, dtype)
+    path, changes = settings.groups()
     drafter = load_drafter(path, dtype)
-    if not bracket:
-        return drafter
     if isinstance(drafter, PeftModel):
         raise ValueError(f"{label}: settings in brackets are for whole drafters; {path} is an adapter.")
     return variant(drafter, **parse_changes(label, changes))

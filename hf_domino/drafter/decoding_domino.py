@@ -192,7 +192,8 @@ class _Loop:
         self.stats.verify_seconds += ended - drafted
         rows = max(len(tree) for tree in trees)
         self.costs.record_verify(rows, ended - drafted)
-        self.costs.record_round(self.drafting, rows, sum(map(len, paths)) / len(paths))
+        if not self.limits.constant:  # else drafting is not on trial
+            self.costs.record_round(self.drafting, rows, sum(map(len, paths)) / len(paths))
         if self.drafting:
             self.pause = 0 if self.limits.constant else self.costs.pause
             self._learn_of_drafter(trees, paths)
@@ -207,6 +208,7 @@ class _Loop:
         trees = [DraftTree(anchor) for anchor in self.anchors]
         offers: list[tuple[list[int], int]] = [([], 0)] * len(trees)
         rooms = [self.limits.depth(self.emission.texts[row].length) for row in self.rows]
+        confidence = self.limits.confidence or 0.0
         self.drafting = False
         if max(rooms) <= 0:
             return trees, offers
@@ -219,16 +221,16 @@ class _Loop:
             levels = self.session.propose(anchors, depth, self.width)
             scale = 1.0 if self.limits.constant else self.costs.calibration
             for tree, nodes in zip(trees, levels.to_host(), strict=True):
-                tree.add_levels(*nodes, scale=scale)
+                tree.add_levels(*nodes, scale=scale, confidence=confidence)
             self.costs.record_draft(time.perf_counter() - started)
         elif self.pause:
             self.pause -= 1
         for i, (row, tree) in enumerate(zip(self.rows, trees, strict=True)):
             tokens, ngram = self.lookups[row].continuation()
-            if tokens:
-                tree.add_path(tokens, self.lookups[row].token_probability(ngram))
+            if tokens and (probability := self.lookups[row].token_probability(ngram)) >= confidence:
+                tree.add_path(tokens, probability)
                 offers[i] = (tokens, ngram)
-        trees = [tree.within(room, self.limits.confidence) for tree, room in zip(trees, rooms, strict=True)]
+        trees = [tree.within(room) for tree, room in zip(trees, rooms, strict=True)]
         count = self.max_nodes if self.limits.constant else self._worthwhile(trees)
         return [tree.best(count) for tree in trees], offers
 

@@ -17,7 +17,7 @@ _PRIOR_SLOPE = 0.03  # of the time of one row, per further row, until something 
 # Of the slope from one row to the mean of several against the slope among these: what a sample two rows off weighs.
 _PRIOR_WEIGHT = 4.0
 _TRIAL = 4  # rounds with drafting that do not pay before it is paused: accepted lengths vary
-_LONGEST_PAUSE = 64
+_MOST_FAILURES = 3  # that are counted: the longest pause is of 4**3 rounds
 _FADED = 0.3
 _MEMORY = 0.9  # how much of the evidence on drafting a round keeps of the rounds before
 _CALIBRATION_MEMORY = 0.98
@@ -42,16 +42,20 @@ class _Rate:
 
 @dataclass
 class _Line:
-    """Time of a forward by its rows. One row stands apart: it runs other kernels than several do."""
+    """Time of a forward by its rows. One row stands apart: it runs other kernels than several do.
+
+    one: its time, if it was measured. least: the shortest time measured; none is below.
+    """
 
     one: float | None
+    least: float
     intercept: float
     slope: float
 
     def seconds(self, rows: int) -> float:
         if rows == 1 and self.one is not None:
             return self.one
-        return max(self.one or 0.0, self.intercept + self.slope * rows)
+        return max(self.one or self.least, self.intercept + self.slope * rows)
 
 
 class RoundCosts:
@@ -79,6 +83,7 @@ class RoundCosts:
         self._expected, self._accepted = 8.0, 8.0
 
     def record_verify(self, rows: int, seconds: float) -> None:
+        seconds = max(seconds, 1e-9)  # clocks have a grain, and rates divide by this
         self._verify[rows] = (*self._verify.get(rows, ()), seconds)[-_SAMPLES_KEPT:]
         self._line = None
 
@@ -108,7 +113,7 @@ class RoundCosts:
         else:
             self._trial += 1
             if self._trial == _TRIAL:
-                self._trial, self._failures = 0, self._failures + 1
+                self._trial, self._failures = 0, min(self._failures + 1, _MOST_FAILURES)
                 self._drafted.fade()  # the next trial meets other text
 
     @property
@@ -123,7 +128,7 @@ class RoundCosts:
     @property
     def pause(self) -> int:
         """Rounds to leave drafting off for: none while it pays or is tried, and longer after each trial that failed."""
-        return min(4**self._failures, _LONGEST_PAUSE) if self._failures and not self._trial else 0
+        return 4**self._failures if self._failures and not self._trial else 0
 
     @property
     def plain_rounds_due(self) -> int:
@@ -151,7 +156,7 @@ class RoundCosts:
         one = medians.pop(1, None)
         if not medians:
             assert one is not None  # something was measured
-            return _Line(one, one * (1 - _PRIOR_SLOPE), one * _PRIOR_SLOPE)
+            return _Line(one, one, one * (1 - _PRIOR_SLOPE), one * _PRIOR_SLOPE)
         weights = {rows: len(known[rows]) for rows in medians}
         whole = sum(weights.values())
         mean_rows = sum(weights[rows] * rows for rows in medians) / whole
@@ -160,7 +165,7 @@ class RoundCosts:
         variance = sum(weights[rows] * (rows - mean_rows) ** 2 for rows in medians)
         covariance = sum(weights[rows] * (rows - mean_rows) * seconds for rows, seconds in medians.items())
         slope = max(0.0, (covariance + _PRIOR_WEIGHT * prior) / (variance + _PRIOR_WEIGHT))
-        return _Line(one, mean_seconds - slope * mean_rows, slope)
+        return _Line(one, min(medians.values()), mean_seconds - slope * mean_rows, slope)
 
     def unmeasured(self, most_rows: int) -> int | None:
         """A number of rows up to `most_rows` to be tried before others can be judged: one, and some."""
@@ -186,7 +191,7 @@ class RoundCosts:
             if rate > best_rate:
                 best, best_rate = count, rate
         on_trial = drafted and (self._trial or self._failures)
-        return max(best, 1) if on_trial and probabilities else best  # where nothing is verified, nothing is learnt
+        return max(best, 1) if on_trial and probabilities else best  # of nothing verified nothing would be learnt
 
 
 _costs: "weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakKeyDictionary]" = weakref.WeakKeyDictionary()

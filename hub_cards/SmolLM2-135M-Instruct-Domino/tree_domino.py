@@ -63,12 +63,19 @@ class DraftTree:
         return self.add(parent, other.tokens[node], other.probabilities[node], other.drafted[node])
 
     def add_levels(
-        self, tokens: list[list[int]], parents: list[list[int]], logprobs: list[list[float]], scale: float = 1.0
+        self,
+        tokens: list[list[int]],
+        parents: list[list[int]],
+        logprobs: list[list[float]],
+        scale: float = 1.0,
+        confidence: float = 0.0,
     ) -> None:
         """Adds the nodes of one sequence of `DraftLevels`, each level's parents being indices into the one above.
 
         Args:
             scale: corrects the drafter's probabilities by what has been accepted so far.
+            confidence: tokens less probable after their parent's than this, by the drafter itself, are left out, and
+                what follows them.
         """
         above = [0]
         for level_tokens, level_parents, level_logprobs in zip(tokens, parents, logprobs, strict=True):
@@ -76,7 +83,8 @@ class DraftTree:
             for token, parent, logprob in zip(level_tokens, level_parents, level_logprobs, strict=True):
                 known = parent < len(above) and above[parent] >= 0 and logprob > -math.inf
                 own = math.exp(logprob)
-                nodes.append(self.add(above[parent], token, scale * own, own) if known else -1)
+                sure = known and own >= confidence * self.drafted[above[parent]]
+                nodes.append(self.add(above[parent], token, scale * own, own) if sure else -1)
             above = nodes
 
     def add_path(self, tokens: Sequence[int], token_probability: float) -> None:
@@ -90,21 +98,14 @@ class DraftTree:
         """Draft nodes by probability, parents before children where equal."""
         return sorted(range(1, len(self)), key=lambda node: (-self.probabilities[node], self.depths[node], node))
 
-    def within(self, depth: int, confidence: float | None = None) -> "DraftTree":
-        """The tree up to a depth, and, if asked, without tokens less probable after their parent than `confidence`."""
+    def within(self, depth: int) -> "DraftTree":
+        """The tree up to a depth."""
         tree = DraftTree(self.tokens[0])
         new_index = {0: 0}
         for node in range(1, len(self)):
-            parent = self.parents[node]
-            unsure = confidence is not None and self._is_unsure(node, confidence)
-            if self.depths[node] <= depth and not unsure and parent in new_index:
-                new_index[node] = tree._adopt(self, node, new_index[parent])
+            if self.depths[node] <= depth:
+                new_index[node] = tree._adopt(self, node, new_index[self.parents[node]])
         return tree
-
-    def _is_unsure(self, node: int, confidence: float) -> bool:
-        """Whether a token is too improbable after its parent's: by the drafter, uncorrected, where it drafted it."""
-        own = self.drafted if self.drafted[node] else self.probabilities
-        return own[node] < confidence * own[self.parents[node]]
 
     def best(self, count: int) -> "DraftTree":
         """The tree of its `count` most probable draft nodes: with their parents, as no child outranks its parent."""

@@ -1,5 +1,6 @@
 """How much is verified follows from the times measured and the probabilities of the drafts."""
 
+import random
 import sys
 import threading
 
@@ -36,20 +37,33 @@ def test_one_row_and_few_tokens_are_never_dearer_than_more():
     assert costs.verify_seconds(1) <= costs.verify_seconds(2) <= costs.verify_seconds(3)
 
 
-@given(st.lists(st.floats(0.7, 1.4), min_size=60, max_size=60))
-def test_scattered_times_hardly_move_the_line(noise):
+def test_scattered_times_hardly_move_the_line():
+    noise, costs = random.Random(0), RoundCosts(17)
+    for i in range(84):
+        rows = 1 + i % 12
+        costs.record_verify(rows, noise.lognormvariate(0, 0.15) * (1.0 + 0.1 * (rows - 1)))
+    for rows in range(2, 13):  # one median of seven is off by 6 % in the mean, and by 15 % now and then
+        assert costs.verify_seconds(rows) == pytest.approx(1.0 + 0.1 * (rows - 1), rel=0.08)
+
+
+def test_rows_measured_often_weigh_more():
+    often, seldom = RoundCosts(17), RoundCosts(17)
+    for costs, times in ((often, 7), (seldom, 2)):
+        for rows, seconds, count in ((4, 1.0, 7), (10, 1.0, 7), (16, 4.0, times)):
+            for _ in range(count):
+                costs.record_verify(rows, seconds)
+    assert often.verify_seconds(16) > seldom.verify_seconds(16) * 1.1
+
+
+def test_no_time_is_below_those_measured():
     costs = RoundCosts(17)
-    for i, factor in enumerate(noise):
-        costs.record_verify(rows := 1 + i % 12, factor * (1.0 + 0.1 * (rows - 1)))
-    assert costs.verify_seconds(12) < 2.1 * 1.4 + 0.2
-    assert costs.verify_seconds(2) > 1.1 * 0.7 - 0.2
-
-
-@given(st.dictionaries(st.integers(1, 20), st.floats(0.01, 5.0), min_size=1, max_size=6))
-def test_more_rows_never_seem_cheaper(seconds_of_rows):
-    costs = measured(seconds_of_rows)
-    times = [costs.verify_seconds(rows) for rows in range(1, 25)]
-    assert all(later >= earlier - 1e-9 for earlier, later in zip(times, times[1:], strict=False))
+    for rows, seconds in ((4, 0.1), (16, 10.0)):
+        for _ in range(2):
+            costs.record_verify(rows, seconds)
+    assert costs.verify_seconds(1) == costs.verify_seconds(2) == 0.1
+    for _ in range(7):
+        costs.record_verify(1, 0.0)
+    assert costs.verify_seconds(1) > 0
 
 
 def test_a_slow_outlier_changes_nothing():
@@ -126,6 +140,9 @@ def test_plain_rounds_come_first():
 def test_probabilities_are_corrected_by_what_was_accepted():
     costs = RoundCosts(17)
     assert costs.calibration == 1.0
+    for _ in range(5):
+        costs.record_acceptance(expected=2.0, accepted=1.0)
+    assert costs.calibration == pytest.approx(0.73, abs=0.03)  # a few rounds say something, not all
     for _ in range(300):
         costs.record_acceptance(expected=2.0, accepted=1.0)
     assert costs.calibration == pytest.approx(0.5, rel=0.05)
@@ -141,8 +158,13 @@ def test_a_trial_verifies_something():
     costs = measured({1: 1.0, 4: 4.0})
     hopeless = [0.01, 0.005]
     assert costs.worthwhile(hopeless) == 0
+    rounds = 0
     while not costs.pause:
         costs.record_round(True, 4, tokens=1.0)
+        rounds += 1
+        if rounds >= 3:  # from then on there is a judgement, and a trial
+            assert costs.worthwhile(hopeless) == 1
+    assert rounds == 6
     assert costs.worthwhile(hopeless) == 1
     assert costs.worthwhile(hopeless, drafted=False) == 0 and costs.worthwhile([]) == 0
 

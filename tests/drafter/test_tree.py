@@ -63,16 +63,27 @@ def test_within_cuts_at_a_depth(branches, depth):
     assert paths(tree.within(depth)) == {path for path in paths(tree) if len(path) <= depth + 1}
 
 
-def test_within_cuts_unsure_tokens_and_what_follows_them():
-    tree = grown([([1, 2], 0.9), ([3, 4], 0.3)])
-    assert paths(tree.within(5, confidence=0.5)) == {(9,), (9, 1), (9, 1, 2)}
+def test_unsure_tokens_are_left_out_with_what_follows_them():
+    tree = DraftTree(9)
+    logprobs = [[math.log(0.9), math.log(0.3)], [math.log(0.9 * 0.9), math.log(0.3 * 0.9)]]
+    tree.add_levels([[1, 3], [2, 4]], [[0, 0], [0, 1]], logprobs, confidence=0.5)
+    assert paths(tree) == {(9,), (9, 1), (9, 1, 2)}
 
 
 def test_a_threshold_is_for_the_drafters_own_probability_not_the_corrected_one():
+    for confidence, kept in ((0.7, 2), (0.5, 3)):
+        tree = DraftTree(9)
+        tree.add_levels([[1], [2]], [[0], [0]], [[math.log(0.8)], [math.log(0.8 * 0.6)]], 0.5, confidence)
+        assert len(tree) == kept
+        assert tree.probabilities == pytest.approx([1.0, 0.4, 0.24][:kept])
+        assert tree.drafted == pytest.approx([1.0, 0.8, 0.48][:kept])
+
+
+def test_what_the_drafter_is_unsure_of_the_text_may_still_offer():
     tree = DraftTree(9)
-    tree.add_levels([[1], [2]], [[0], [0]], [[math.log(0.8)], [math.log(0.8 * 0.6)]], scale=0.5)
-    assert tree.probabilities == pytest.approx([1.0, 0.4, 0.24]) and tree.drafted == pytest.approx([1.0, 0.8, 0.48])
-    assert len(tree.within(5, confidence=0.7)) == 2 and len(tree.within(5, confidence=0.5)) == 3
+    tree.add_levels([[1]], [[0]], [[math.log(0.01)]], confidence=0.4)
+    tree.add_path([1, 2], 0.9)
+    assert paths(tree) == {(9,), (9, 1), (9, 1, 2)}
 
 
 def test_a_node_of_drafter_and_text_keeps_the_drafters_own_probability():
