@@ -8,7 +8,11 @@ import pytest
 from hf_domino.training import study, throughput
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-TABLES = {"training_throughput": throughput.table, "training_objective": study.table}
+TABLES = {
+    "training_throughput": throughput.table,
+    "training_objective": study.table,
+    "training_curriculum": study.table,
+}
 
 
 @pytest.mark.parametrize("name", list(TABLES))
