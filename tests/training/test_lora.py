@@ -310,6 +310,7 @@ def test_output_stays_with_adapters_on_both_sides(tmp_path):
     target = tiny_target(context=0.3)
     skilled_drafter(target).save_pretrained(tmp_path / "drafter")
     drafter = moved(add_adapter(load(tmp_path / "drafter"), LoraArguments(lora_rank=2)), 0.02)
+    drafter.get_base_model().generation_config.num_assistant_tokens_schedule = "constant"
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"])
     wrapped = moved(peft.get_peft_model(target, config), 0.05)
     ids = prompt_ids(5)
