@@ -37,6 +37,13 @@ def test_one_row_and_few_tokens_are_never_dearer_than_more():
     assert costs.verify_seconds(1) <= costs.verify_seconds(2) <= costs.verify_seconds(3)
 
 
+@given(st.dictionaries(st.integers(1, 20), st.floats(0.01, 5.0), min_size=1, max_size=6))
+def test_more_rows_never_seem_cheaper(seconds_of_rows):
+    costs = measured(seconds_of_rows)
+    times = [costs.verify_seconds(rows) for rows in range(1, 25)]
+    assert all(later >= earlier - 1e-9 for earlier, later in zip(times, times[1:], strict=False))
+
+
 def test_scattered_times_hardly_move_the_line():
     noise, costs = random.Random(0), RoundCosts(17)
     for i in range(84):
