@@ -3,6 +3,7 @@
 python scripts/generate.py "Why is the sky blue?"
 python scripts/generate.py --compare "Why is the sky blue?"
 python scripts/generate.py --compare --prompts scripts/everyday_prompts.jsonl --output record.json
+python scripts/generate.py --compare --compile --prompts scripts/everyday_prompts.jsonl
 """
 
 import statistics
@@ -17,7 +18,7 @@ from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerB
 from hf_domino.demo import load_default_pair
 from hf_domino.drafter.modeling_domino import DominoDraftModel
 from hf_domino.evaluation.measuring import Measurement, measure
-from hf_domino.evaluation.methods import Method
+from hf_domino.evaluation.methods import Method, Unavailable, compiled_arguments
 from hf_domino.evaluation.metrics.output_agreement.output_agreement import first_difference
 from hf_domino.evaluation.near_ties import near_tie
 from hf_domino.evaluation.prompts import conversation_ids, read_prompts
@@ -45,6 +46,7 @@ class Options:
     output: str | None = field(
         default=None, metadata={"help": "With --compare: a JSON file for all that was measured."}
     )
+    compile: bool = field(default=False, init=False)
 
     def generation(self) -> dict[str, Any]:
         """Arguments of `generate` that both ways share."""
@@ -87,7 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Not fields of the dataclass: HfArgumentParser has no positionals, and its flags would take the prompt as a value.
     parser.add_argument("prompt", nargs="?", help="What to ask.")
     parser.add_argument("--compare", action="store_true", help="Also answer without the drafter.")
+    compile_help = "Use a static cache and torch.compile, also without the drafter; compiling takes minutes on a CPU."
+    parser.add_argument("--compile", action="store_true", help=compile_help)
     options, called = parser.parse_args_into_dataclasses(arguments)
+    options.compile = called.compile
     if (called.prompt is None) == (options.prompts is None):
         parser.error("give either a prompt or --prompts FILE")
     if options.output and not called.compare:
@@ -100,6 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.set_num_threads(options.threads)
 
     pair = load_default_pair(dtype, options.model, options.drafter)
+    if options.compile:
+        try:
+            compiled_arguments(pair[0])
+        except Unavailable as error:
+            parser.error(str(error))
     if options.always_draft:
         pair[2].generation_config.num_assistant_tokens_schedule = "constant"
     if not called.compare:
@@ -131,8 +141,11 @@ def compare(
 ) -> list[Comparison]:
     """Answers each prompt both ways, one right after the other, and prints what came of it."""
     methods = {"without the drafter": Method(), "with the drafter": Method({"assistant_model": drafter}, drafter)}
+    # A static cache is compiled for one length: the longest prompt's, which later calls then share.
+    longest = max(texts, key=len) if options.compile else texts[0]
+    tokens = options.max_new_tokens if options.compile else min(WARM_UP_TOKENS, options.max_new_tokens)
     for method in methods.values():
-        _run(model, tokenizer, method, texts[0], options, max_new_tokens=min(WARM_UP_TOKENS, options.max_new_tokens))
+        _run(model, tokenizer, method, longest, options, max_new_tokens=tokens)
     comparisons = []
     for number, text in enumerate(texts, 1):
         runs = {}
@@ -181,7 +194,7 @@ def _run(
     **overrides: Any,
 ) -> Measurement:
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if stream else None
-    generation = options.generation() | overrides
+    generation = options.generation() | (compiled_arguments(model) if options.compile else {}) | overrides
     prompt_ids = conversation_ids(tokenizer, [text], [])
     return measure(model, method, [prompt_ids], seed=options.seed, streamer=streamer, **generation)
 

@@ -22,7 +22,14 @@ from .packing_domino import packed_rows
 from .records_domino import ForwardRecords
 from .target_domino import Target
 from .tree_domino import DraftTree
-from .verifying_domino import can_verify_trees, compact, keep_path, sliding_window, tree_attention_mask
+from .verifying_domino import (
+    can_verify_trees,
+    compact,
+    keep_path,
+    sliding_window,
+    static_length,
+    tree_attention_mask,
+)
 
 if TYPE_CHECKING:
     from .modeling_domino import DominoDraftModel
@@ -66,6 +73,7 @@ def loop_applies(
         and not getattr(model_kwargs["cache"], "_is_user_defined", False)
         and (window is None or generation_config.max_length < window)
         and "inputs_embeds" not in given
+        and static_length(model_kwargs["cache"]) is None
     )
 
 
@@ -81,7 +89,8 @@ def domino_decoding(
     streamer: Any = None,
 ) -> "torch.Tensor | GenerateDecoderOnlyOutput":
     """Generates as plain `generate` does, sooner. Arguments and result are those of transformers' decoding methods."""
-    loop = _Loop(target, drafter, input_ids, generation_config, logits_processor, stopping_criteria, streamer)
+    cache = model_kwargs["cache"]
+    loop = _Loop(target, drafter, input_ids, generation_config, logits_processor, stopping_criteria, streamer, cache)
     loop.prefill(input_ids, model_kwargs)
     while loop.rows:
         loop.round()
@@ -90,12 +99,28 @@ def domino_decoding(
     return loop.result()
 
 
+def _share_compilation(inputs: dict[str, Any], rows: int) -> None:
+    """Lets one compiled forward serve every number of rows from two on (one row has its own)."""
+    for value in inputs.values():
+        for tensor in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(tensor, torch.Tensor):
+                for dim in range(1, tensor.ndim):
+                    if tensor.shape[dim] == rows:
+                        torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
 class _Loop:
     """State of one call. `rows` are the sequences that still grow, by their place in the whole batch; everything
     named for them (anchors, positions, cache, context memory) holds them only, in this order."""
 
-    def __init__(self, target, drafter, input_ids, generation_config, logits_processor, stopping_criteria, streamer):
+    def __init__(
+        self, target, drafter, input_ids, generation_config, logits_processor, stopping_criteria, streamer, cache
+    ):
+        from .integration_domino import decoding_forward
+
         self.model = target
+        self.compiled = decoding_forward(target, generation_config, cache)
+        self.static_length = static_length(cache)
         self.generation_config = generation_config
         self.view = Target(target, drafter.config)
         self.limits = DraftLimits.of_call(drafter, generation_config)
@@ -105,7 +130,7 @@ class _Loop:
         self.records = ForwardRecords(generation_config)
         # A drafting session holds the weights that it reads by itself packed already.
         self.packed = packed_rows(target, *([drafter] if plain_weights(drafter) is None else []))
-        self.costs = round_costs(target, drafter, input_ids.shape[0])
+        self.costs = round_costs(target, drafter, input_ids.shape[0], self.compiled is not None)
         self.max_nodes = drafter.config.max_tree_nodes
         self.width = min(drafter.config.max_tree_width or self.max_nodes, self.max_nodes)
         self.asks_drafter = drafter.config.draft_sources != "text"
@@ -231,12 +256,16 @@ class _Loop:
                 tree.add_path(tokens, probability)
                 offers[i] = (tokens, ngram)
         trees = [tree.within(room) for tree, room in zip(trees, rooms, strict=True)]
-        count = self.max_nodes if self.limits.constant else self._worthwhile(trees)
+        count = self.max_nodes
+        if self.static_length is not None:
+            count = min(count, self.static_length - self.slot_positions.shape[1] - 1)
+        if not self.limits.constant:
+            count = self._worthwhile(trees, count)
         return [tree.best(count) for tree in trees], offers
 
-    def _worthwhile(self, trees: list[DraftTree]) -> int:
+    def _worthwhile(self, trees: list[DraftTree], most: int) -> int:
         """Nodes per sequence that are worth their rows."""
-        ranked = [[tree.probabilities[node] for node in tree.ranked()[: self.max_nodes]] for tree in trees]
+        ranked = [[tree.probabilities[node] for node in tree.ranked()[:most]] for tree in trees]
         means = [sum(r[i] for r in ranked if i < len(r)) / len(ranked) for i in range(max(map(len, ranked)))]
         return self.costs.worthwhile(means, self.drafting)
 
@@ -249,21 +278,28 @@ class _Loop:
         tokens = torch.tensor([tree.tokens + tree.tokens[:1] * (nodes - len(tree)) for tree in trees], device=device)
         depths = torch.tensor([tree.depths + [0] * (nodes - len(tree)) for tree in trees], device=device)
         mask = None  # the model's own causal mask does for one chain behind an unbroken context
-        if len(trees) > 1 or self.has_empty_slots or not trees[0].is_chain:
+        several = nodes > 1 and self.compiled is not None  # compiled for one kind of mask
+        if len(trees) > 1 or self.has_empty_slots or not trees[0].is_chain or several:
             mask = tree_attention_mask(self.model, self.cache, trees, self.slot_positions, self.positions)
         inputs = self.model.prepare_inputs_for_generation(
             tokens,
             next_sequence_length=nodes,
             cache=self.cache,
-            attention_mask=mask,
+            attention_mask=next(iter(mask.values())) if isinstance(mask, dict) else mask,
             position_ids=self.rotary_positions[:, None] + depths,
             is_first_iteration=False,
             **self.kwargs,
         )
+        if isinstance(mask, dict):  # which transformers does not expect here, with a static cache
+            inputs["attention_mask"] = mask
         if "logits_to_keep" in inputs:
-            inputs["logits_to_keep"] = nodes
+            inputs["logits_to_keep"] = 0  # all
         with decoding_context(self.model):
-            return self.model(**inputs, return_dict=True)
+            if self.compiled is None:
+                return self.model(**inputs, return_dict=True)
+            if nodes > 1:
+                _share_compilation(inputs, nodes)
+            return self.compiled(**inputs, return_dict=True)
 
     def _emit(self, trees: list[DraftTree], outputs) -> tuple[list[list[int]], list[bool]]:
         """Walks each tree by the target's choices. Returns the nodes passed, and which sequences ended."""
@@ -315,8 +351,10 @@ class _Loop:
     def _advance(self, trees: list[DraftTree], paths: list[list[int]], outputs) -> None:
         """Keeps the accepted paths in cache, records and context."""
         nodes = max(len(tree) for tree in trees)
-        self.records.add(outputs, trees, paths, nodes)
-        keep_path(self.cache, nodes, paths)
+        length = self.slot_positions.shape[1]
+        spare = None if self.static_length is None else self.static_length - length - nodes
+        self.records.add(outputs, trees, paths, nodes, spare)
+        keep_path(self.cache, length, nodes, paths)
         tapped = self.view.tapped_states(outputs.hidden_states)
         counts = [len(path) for path in paths]
         longest = max(counts)

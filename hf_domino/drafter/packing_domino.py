@@ -9,7 +9,9 @@ Only products of two rows and more are redirected, and only while a round drafts
 as much memory again as the model's.
 """
 
+import itertools
 import os
+import re
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -130,22 +132,54 @@ def _packed_forwards(model: nn.Module) -> list[tuple[nn.Module, Callable[[torch.
         return []
     forwards: list[tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]] = []
     for layer in layers:
-        packed = kept(layer, "packed", [layer.weight], partial(_pack, layer.weight))
-        if packed is not None:
-            forwards.append((layer, _forward(layer, packed)))
+        sources = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+        # The same function in every call: compiled code is for the one it has seen.
+        forward = kept(layer, "packed", sources, partial(_packed_forward, layer.weight, layer.bias))
+        if forward is not None:
+            forwards.append((layer, forward))
     return forwards
 
 
-def _forward(layer: nn.Linear, packed: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    weight, bias = layer.weight, layer.bias
+def _packed_forward(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    packed = _pack(weight)
+    if packed is None:
+        return None
+    key, out_features = next(_keys), weight.shape[0]
+    _packed_weights[key] = packed
 
     def forward(inputs: torch.Tensor) -> torch.Tensor:
         if inputs.numel() < 2 * inputs.shape[-1]:
             return F.linear(inputs, weight, bias)
-        outputs = torch.ops.quantized.linear_dynamic_fp16(inputs.float(), packed)
+        if torch.compiler.is_compiling():
+            outputs = _operators.packed_product(inputs.float(), key, out_features)
+        else:
+            outputs = torch.ops.quantized.linear_dynamic_fp16(inputs.float(), packed)
         return (outputs if bias is None else outputs + bias).to(inputs.dtype)
 
+    weakref.finalize(forward, _packed_weights.pop, key, None)
     return forward
+
+
+# torch.compile cannot look into packed weights: its code knows them by number, and calls an operator of ours. The
+# operator is named after this module, since a Hub repo's copy of it has weights of its own.
+_keys = itertools.count()
+_packed_weights: dict[int, Any] = {}
+_library = torch.library.Library(re.sub(r"\W", "_", __name__), "FRAGMENT")
+_operators = getattr(torch.ops, _library.ns)
+
+
+def _numbered_product(rows: torch.Tensor, key: int, out_features: int) -> torch.Tensor:
+    return torch.ops.quantized.linear_dynamic_fp16(rows, _packed_weights[key])
+
+
+def _shape_of_product(rows: torch.Tensor, key: int, out_features: int) -> torch.Tensor:
+    return rows.new_empty(*rows.shape[:-1], out_features)
+
+
+if not hasattr(_operators, "packed_product"):  # transformers runs the file of a Hub repo again once it has changed
+    _library.define("packed_product(Tensor rows, int key, int out_features) -> Tensor")
+_library.impl("packed_product", _numbered_product, "CPU")
+torch.library.register_fake(f"{_library.ns}::packed_product", _shape_of_product, lib=_library)
 
 
 def _pack(weight: torch.Tensor) -> Any:

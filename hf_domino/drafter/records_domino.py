@@ -26,8 +26,14 @@ class ForwardRecords:
         if self.attentions is not None:
             self.attentions += (outputs.attentions,)
 
-    def add(self, outputs: Any, trees: list[DraftTree], paths: list[list[int]], num_nodes: int) -> None:
-        """Adds one entry per node of the first sequence's path."""
+    def add(
+        self, outputs: Any, trees: list[DraftTree], paths: list[list[int]], num_nodes: int, spare: int | None = None
+    ) -> None:
+        """Adds one entry per node of the first sequence's path.
+
+        Args:
+            spare: empty slots behind the nodes, of a static cache.
+        """
         for step, node in enumerate(paths[0]):
             if self.hidden_states is not None:
                 self.hidden_states += (tuple(states[:, node : node + 1] for states in outputs.hidden_states),)
@@ -36,19 +42,25 @@ class ForwardRecords:
                 # Attention without weights to show (sdpa) gives none: no layer then, as in plain generation.
                 self.attentions += (
                     tuple(
-                        self._row(attention, node, path, num_nodes, getattr(layer, "sliding_window", None))
+                        self._row(attention, node, path, num_nodes, spare, getattr(layer, "sliding_window", None))
                         for attention, layer in zip(outputs.attentions, outputs.cache.layers)
                     ),
                 )
 
     @staticmethod
-    def _row(attention: torch.Tensor, node: int, path: list[int], num_nodes: int, window: int | None) -> torch.Tensor:
-        """One node's attention over the context and its own path, `[1, heads, 1, T + step + 1]`.
+    def _row(
+        attention: torch.Tensor, node: int, path: list[int], num_nodes: int, spare: int | None, window: int | None
+    ) -> torch.Tensor:
+        """One node's attention over the context and its own path, `[1, heads, 1, T + step + 1]`, and over as many
+        slots as there are where the cache is static.
 
         Args:
             window: entries that a sliding layer of the cache would have kept in plain generation.
         """
-        context = attention.shape[-1] - num_nodes
+        width = attention.shape[-1]
+        context = width - num_nodes - (spare or 0)
         row = attention[:, :, node : node + 1]
         row = torch.cat([row[..., :context], row[..., [context + n for n in path]]], dim=-1)
+        if spare is not None:
+            row = torch.nn.functional.pad(row, (0, width - row.shape[-1]))
         return row if window is None else row[..., -window:]

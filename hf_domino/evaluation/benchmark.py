@@ -28,6 +28,7 @@ DEFAULT_METHODS = (
     "prompt-lookup",
     "assisted",
     "plain-compiled",
+    "domino-compiled",
 )
 
 

@@ -102,8 +102,13 @@ def _assisted(contenders: Contenders, drafter: DominoDraftModel | None) -> Metho
     return Method({"assistant_model": contenders.assistant})
 
 
-def _plain_compiled(contenders: Contenders, drafter: DominoDraftModel | None) -> Method:
-    if contenders.model.device.type == "cpu":
+def compiled_arguments(model: PreTrainedModel) -> dict[str, Any]:
+    """Arguments of `generate` for a static cache and `torch.compile`, on any device.
+
+    Raises:
+        Unavailable: on a CPU without a C++ compiler.
+    """
+    if model.device.type == "cpu":
         # Otherwise the error comes from deep inside the first call.
         from torch._inductor.cpp_builder import get_cpp_compiler
         from torch._inductor.exc import InvalidCxxCompiler
@@ -117,7 +122,15 @@ def _plain_compiled(contenders: Contenders, drafter: DominoDraftModel | None) ->
             ) from None
     compile_config = CompileConfig()
     compile_config._compile_all_devices = True  # type: ignore[assignment]  # by default transformers compiles on accelerators only
-    return Method({"cache_implementation": "static", "compile_config": compile_config})
+    return {"cache_implementation": "static", "compile_config": compile_config}
+
+
+def _plain_compiled(contenders: Contenders, drafter: DominoDraftModel | None) -> Method:
+    return Method(compiled_arguments(contenders.model))
+
+
+def _domino_compiled(contenders: Contenders, drafter: DominoDraftModel | None) -> Method:
+    return Method({"assistant_model": drafter} | compiled_arguments(contenders.model), drafter)
 
 
 KINDS: dict[str, Callable[[Contenders, DominoDraftModel | None], Method]] = {
@@ -130,8 +143,9 @@ KINDS: dict[str, Callable[[Contenders, DominoDraftModel | None], Method]] = {
     "prompt-lookup": _prompt_lookup,
     "assisted": _assisted,
     "plain-compiled": _plain_compiled,
+    "domino-compiled": _domino_compiled,
 }
-_NEED_DRAFTER = {"domino", "domino-chain", "base", "base-tree", "native-dflash"}
+_NEED_DRAFTER = {"domino", "domino-compiled", "domino-chain", "base", "base-tree", "native-dflash"}
 
 
 def build_method(name: str, contenders: Contenders) -> Method:

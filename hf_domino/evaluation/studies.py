@@ -234,9 +234,9 @@ def _without_help(contenders, prompts, values, settings, output):
 
 def fixed_length(drafter: DominoDraftModel, tokens: int) -> DominoDraftModel:
     """The drafter, made to have always so many draft tokens verified."""
-    made = variant(drafter, max_tree_nodes=tokens)
-    made.generation_config = GenerationConfig(num_assistant_tokens=tokens, num_assistant_tokens_schedule="constant")
-    return made
+    return variant(
+        drafter, max_tree_nodes=tokens, num_assistant_tokens=tokens, num_assistant_tokens_schedule="constant"
+    )
 
 
 def adaptive(drafter: DominoDraftModel) -> DominoDraftModel:

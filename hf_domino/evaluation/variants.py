@@ -9,17 +9,24 @@ from huggingface_hub.errors import StrictDataclassError
 
 from hf_domino.drafter.modeling_domino import DominoDraftModel
 
+# Settings of a drafter that transformers keeps in its `generation_config`.
+_OF_GENERATION = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+
 
 def variant(drafter: DominoDraftModel, **changes: Any) -> DominoDraftModel:
-    """A drafter with the same weights and other configuration values; no weight is copied.
+    """A drafter with the same weights and other settings; no weight is copied.
 
     `head_type="none"` gives the plain DFlash drafter in it. Weights that then have no place are left out.
+    `num_assistant_tokens_schedule="constant"` drafts whatever it costs.
 
     Raises:
         ValueError: an unknown field, a value that does not fit, or a change that would need weights that are not there.
     """
-    config = copy.deepcopy(drafter.config)
+    config, generation_config = copy.deepcopy(drafter.config), copy.deepcopy(drafter.generation_config)
     for name, value in changes.items():
+        if name in _OF_GENERATION:
+            setattr(generation_config, name, value)
+            continue
         if not hasattr(config, name):
             raise ValueError(f"A drafter's configuration has no field {name!r}.")
         setattr(config, name, value)
@@ -36,7 +43,7 @@ def variant(drafter: DominoDraftModel, **changes: Any) -> DominoDraftModel:
         raise ValueError(f"Changing {', '.join(changes)} would need other weights than the drafter's: {wrong[0]}.")
     changed.load_state_dict({name: shared[name] for name in expected}, assign=True)
     changed.rotary_emb = drafter.rotary_emb  # its frequencies are no part of the state
-    changed.generation_config = copy.deepcopy(drafter.generation_config)
+    changed.generation_config = generation_config
     changed.use_tree = drafter.use_tree
     return changed.train(drafter.training)
 

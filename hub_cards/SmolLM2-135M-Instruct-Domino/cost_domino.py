@@ -197,10 +197,16 @@ class RoundCosts:
 _costs: "weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakKeyDictionary]" = weakref.WeakKeyDictionary()
 
 
-def round_costs(target: PreTrainedModel, drafter: "DominoDraftModel", batch_size: int = 1) -> RoundCosts:
-    """The costs measured so far for a pair where it is now, at a batch size."""
+def round_costs(
+    target: PreTrainedModel, drafter: "DominoDraftModel", batch_size: int = 1, compiled: bool = False
+) -> RoundCosts:
+    """The costs measured so far for a pair where it is now, at a batch size.
+
+    Args:
+        compiled: whether the target's forward is.
+    """
     of_pair = _costs.setdefault(target, weakref.WeakKeyDictionary()).setdefault(drafter, {})
     config = drafter.config
     shape = (config.max_tree_nodes, config.max_tree_width, config.draft_sources)
-    key = (str(target.device), target.dtype, batch_size, *shape)
+    key = (str(target.device), target.dtype, batch_size, compiled, *shape)
     return of_pair.setdefault(key, RoundCosts(config.max_tree_nodes + 1))

@@ -148,6 +148,13 @@ def prefill(model: Any, input_ids: Any, generation_config: Any, model_kwargs: di
     )
 
 
+def decoding_forward(model: Any, generation_config: Any, cache: Any) -> Any | None:
+    """The compiled forward that transformers would use after the prefill, or `None` where it compiles nothing."""
+    if model._valid_auto_compile_criteria({"cache": cache}, generation_config):
+        return model.get_compiled_call(generation_config.compile_config)
+    return None
+
+
 def decoding_context(model: Any) -> Any:
     """What transformers puts around forwards after the prefill."""
     return model._optimize_model_for_decode()

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
 
 from .tree_domino import DraftTree
 
@@ -18,12 +18,25 @@ def can_verify_trees(target: PreTrainedModel, cache: Any) -> bool:
     return (
         isinstance(cache, Cache)
         and not getattr(cache, "offloading", False)
-        and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+        and all(map(_keeps_paths, cache.layers))
         and getattr(cache, "layer_class_to_replicate", None) in (None, DynamicLayer)
         and config._attn_implementation in _ATTENTION
         and set(getattr(config, "layer_types", None) or ["full_attention"]) <= _LAYER_TYPES
         and not getattr(config, "attention_chunk_size", None)
     )
+
+
+def _keeps_paths(layer: Any) -> bool:
+    # A static layer that outgrows its window overwrites what a refused draft would have to give back.
+    return type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer) or (
+        type(layer) is StaticSlidingWindowLayer and layer.is_croppable
+    )
+
+
+def static_length(cache: Cache) -> int | None:
+    """Slots of a static cache, filled or not; `None` for one that grows."""
+    lengths = [layer.max_cache_len for layer in cache.layers if isinstance(layer, StaticLayer)]
+    return min(lengths) if lengths else None
 
 
 def sliding_window(target: PreTrainedModel) -> int | None:
@@ -44,8 +57,10 @@ def tree_attention_mask(
 ) -> "torch.Tensor | dict[str, torch.Tensor]":
     """The additive mask `[B, 1, N, T + N]` of draft trees behind a cached context, per layer type where the target has.
 
+    A static cache's further slots, which are empty, are in it too.
+
     Args:
-        cache: whose sliding layers, if it has such, hold the window only.
+        cache: whose sliding layers, if it has such and grows, hold the window only.
         trees: one per sequence; N is the largest one's nodes.
         slot_positions_BT: position of the token in each of the T cached slots; -1 where a slot is empty.
         anchors_B: position of each anchor.
@@ -62,7 +77,9 @@ def tree_attention_mask(
     positions_BN = anchors_B[:, None] + depths.to(device)
     block = block.to(device)
     window = sliding_window(target)
-    slides = any(cache.is_sliding)  # a cache made without the target's configuration keeps everything
+    slots = static_length(cache)
+    # A cache made without the target's configuration keeps everything, as does a static one.
+    slides = any(cache.is_sliding) and slots is None
 
     def additive(window: int | None) -> torch.Tensor:
         kept = slot_positions_BT if window is None or not slides else slot_positions_BT[:, -(window - 1) :]
@@ -72,6 +89,8 @@ def tree_attention_mask(
             context = context & (positions_BN[..., None] - kept[:, None] < window)
             own = block & (positions_BN[..., None] - positions_BN[:, None] < window)
         visible = torch.cat([context, own], dim=-1)[:, None]
+        if slots is not None:
+            visible = torch.nn.functional.pad(visible, (0, slots - visible.shape[-1]))
         mask = torch.zeros(visible.shape, dtype=target.dtype, device=device)
         return mask.masked_fill_(~visible, torch.finfo(target.dtype).min)
 
@@ -83,10 +102,11 @@ def tree_attention_mask(
     return {kind: additive(window if kind == "sliding_attention" else None) for kind in set(layer_types)}
 
 
-def keep_path(cache: Cache, num_nodes: int, paths: list[list[int]]) -> None:
+def keep_path(cache: Cache, length: int, num_nodes: int, paths: list[list[int]]) -> None:
     """Keeps each sequence's path of the last `num_nodes` entries, moved to the front of them, and drops the rest.
 
     Args:
+        length: entries before these, of a layer that keeps all.
         paths: node indices of the entries to keep, ascending; shorter ones leave empty slots behind theirs, up to
             the longest path.
     """
@@ -98,7 +118,8 @@ def keep_path(cache: Cache, num_nodes: int, paths: list[list[int]]) -> None:
         for row, path in moves:
             for states in (layer.keys, layer.values):
                 assert states is not None  # of an initialised layer
-                block = states[row, :, states.shape[2] - num_nodes :]
+                start = length if isinstance(layer, StaticLayer) else states.shape[2] - num_nodes
+                block = states[row, :, start : start + num_nodes]
                 block[:, : len(path)] = block[:, path]
     # Also where nothing is dropped: sliding layers shrink back to their window here.
     cache.crop(-(num_nodes - longest))

@@ -20,9 +20,9 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> Counter:
         counts["accepted"] += sum(drafter.drafting_stats.accepted)
         return result
 
-    def keep(cache, num_nodes, paths):
+    def keep(cache, length, num_nodes, paths):
         counts["moves"] += any(path != list(range(len(path))) for path in paths)
-        return original_keep(cache, num_nodes, paths)
+        return original_keep(cache, length, num_nodes, paths)
 
     monkeypatch.setattr(decoding_domino, "domino_decoding", loop)
     monkeypatch.setattr(decoding_domino, "keep_path", keep)

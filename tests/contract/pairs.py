@@ -48,6 +48,7 @@ def pair(family: str, attention: str = "sdpa", window: int = WINDOW) -> tuple[Pr
     """A target of two layers and its drafter. Drafts are whole trees, whatever they cost, until a test says else."""
     target, drafter = _built(family, attention, window)
     # As new, whatever the test before has set.
+    target._previous_max_cache_length = -1
     drafter.use_tree, drafter.config.max_tree_nodes = True, 16
     drafter.generation_config = GenerationConfig(num_assistant_tokens_schedule="constant")
     return target, drafter

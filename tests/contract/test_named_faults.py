@@ -73,14 +73,14 @@ class AddsByTurns(LogitsProcessor):
     ],
     ids=["criterion", "processor"],
 )
-@pytest.mark.parametrize("why", ["static cache", "asked for"])
+@pytest.mark.parametrize("why", ["prefill in chunks", "asked for"])
 def test_transformers_loop_is_not_used_where_it_overruns_a_criterion_or_misleads_a_processor(stateful, why):
     """It asks criteria after whole blocks only, and processors about drafts that it then drops."""
     target, drafter = pair("gemma3" if why == "asked for" else "llama")
     drafter.use_tree = why != "asked for"
     arguments = GREEDY | {"max_new_tokens": 20}
-    if why == "static cache":
-        arguments["cache_implementation"] = "static"
+    if why == "prefill in chunks":
+        arguments["prefill_chunk_size"] = 2
     plain = target.generate(prompt_ids(5, 5), **arguments, **stateful())
     drafted = target.generate(prompt_ids(5, 5), assistant_model=drafter, **arguments, **stateful())
     assert_same(drafted, plain)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 from tests.contract.pairs import CONTRACT_FAMILIES, WINDOW, assert_same, outcome, pair
 from tests.tiny import PAD, prompt_ids
@@ -13,9 +13,18 @@ BEFORE_AND_AFTER_THE_WINDOW_FILLS = [3, WINDOW + 2]
 @pytest.mark.parametrize("length", BEFORE_AND_AFTER_THE_WINDOW_FILLS)
 @pytest.mark.parametrize("family", CONTRACT_FAMILIES)
 def test_every_returned_part_is_that_of_plain_generation(family, length, happened):
+    _every_returned_part_is_that_of_plain_generation(family, length, 16, happened)
+
+
+@pytest.mark.parametrize("family, length, tokens", [("llama", 3, 16), ("qwen3", 14, 5), ("gemma3", 3, WINDOW - 3)])
+def test_every_part_returned_with_a_static_cache_is_that_of_plain_generation(family, length, tokens, happened):
+    _every_returned_part_is_that_of_plain_generation(family, length, tokens, happened, cache_implementation="static")
+
+
+def _every_returned_part_is_that_of_plain_generation(family, length, tokens, happened, **options):
     target, drafter = pair(family, "eager")
-    arguments = dict(
-        max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=PAD, return_dict_in_generate=True,
+    arguments = options | dict(
+        max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=PAD, return_dict_in_generate=True,
         output_scores=True, output_logits=True, output_hidden_states=True, output_attentions=True,
     )  # fmt: skip
     plain, drafted = (
@@ -26,8 +35,12 @@ def test_every_returned_part_is_that_of_plain_generation(family, length, happene
     for name in ("sequences", "scores", "logits", "hidden_states", "attentions"):
         assert_same(drafted[name], plain[name], name)
     for layer, (mine, theirs) in enumerate(zip(drafted.cache.layers, plain.cache.layers, strict=True)):
-        assert mine.get_seq_length() == theirs.get_seq_length()
-        assert_same([mine.keys, mine.values], [theirs.keys, theirs.values], f"cache layer {layer}")
+        filled = theirs.get_seq_length()
+        assert mine.get_seq_length() == filled
+        parts = [[part.keys, part.values] for part in (mine, theirs)]
+        if options:  # behind them, a static cache holds what was refused
+            parts = [[states[:, :, :filled] for states in part] for part in parts]
+        assert_same(*parts, f"cache layer {layer}")
 
 
 @pytest.mark.parametrize("second_turn", ["drafted", "plain"])
@@ -76,17 +89,36 @@ def test_a_batch_fills_the_users_cache_as_plain_generation_does(happened):
     assert not happened["calls"]  # our loop would have taken finished sequences out of it
 
 
-@pytest.mark.parametrize("length", BEFORE_AND_AFTER_THE_WINDOW_FILLS)
+@pytest.mark.parametrize("length, tokens", [(3, 16), (WINDOW + 2, 16), (3, WINDOW - 3)])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral_sliding"])
-def test_static_caches_serve_chains_or_are_refused_by_transformers(family, length):
+def test_static_caches_hold_trees_or_are_refused_by_transformers(family, length, tokens, happened):
     target, drafter = pair(family)
-    arguments = dict(max_new_tokens=16, do_sample=False, pad_token_id=PAD, cache_implementation="static")
+    arguments = dict(max_new_tokens=tokens, do_sample=False, pad_token_id=PAD, cache_implementation="static")
     plain = outcome(target, prompt_ids(length, 5), **arguments)
     drafted = outcome(target, prompt_ids(length, 5), assistant_model=drafter, **arguments)
-    if family == "mistral_sliding":  # its window overwrites what a roll-back would need
+    if family == "mistral_sliding" and length + tokens > WINDOW:  # it overwrites what a roll-back would need
         assert "cache that can be cropped" in str(drafted.error)
     else:
         assert_same(drafted.result, plain.result)
+        assert happened["calls"] == 1 and happened["accepted"]
+
+
+def test_a_static_cache_of_the_users_own_goes_on_from_call_to_call(happened):
+    target, drafter = pair("llama")
+    texts, caches = [], []
+    for extra in ({}, {"assistant_model": drafter}):
+        cache = StaticCache(config=target.config, max_cache_len=30)
+        text = prompt_ids(4, 5)
+        for _ in range(2):
+            text = target.generate(text, cache=cache, max_new_tokens=9, do_sample=False, pad_token_id=PAD, **extra)
+        texts.append(text)
+        caches.append(cache)
+    assert_same(*texts)
+    plain, drafted = caches
+    length = int(plain.get_seq_length())
+    assert int(drafted.get_seq_length()) == length and happened["calls"] == 2
+    for mine, theirs in zip(drafted.layers, plain.layers, strict=True):
+        assert_same([mine.keys[:, :, :length]], [theirs.keys[:, :, :length]], "keys")
 
 
 @pytest.mark.parametrize("options, message", [

@@ -45,14 +45,14 @@ def served_by(monkeypatch):
     (3, {"eos_token_id": None}, ["domino_decoding"]),
     (3, {"do_sample": True, "top_k": 5, "repetition_penalty": 1.2}, ["domino_decoding"]),
     (1, {"return_dict_in_generate": True}, ["domino_decoding"]),
-    (1, {"cache_implementation": "static"}, []),  # transformers' assisted loop
-    (1, {"prefill_chunk_size": 2}, []),
+    (1, {"cache_implementation": "static"}, ["domino_decoding"]),
     (3, {"cache_implementation": "static"}, ["_sample"]),
+    (1, {"prefill_chunk_size": 2}, []),  # transformers' assisted loop
     (3, {"return_dict_in_generate": True}, ["_sample"]),
     (3, {"eos_token_id": None, "max_time": 1000.0}, ["_sample"]),
     (3, {"prefix_allowed_tokens_fn": lambda row, ids: [3, 4, 5]}, ["_sample"]),
     (1, {"prefix_allowed_tokens_fn": lambda row, ids: [3, 4, 5]}, ["domino_decoding"]),
-    (1, {"prefix_allowed_tokens_fn": lambda row, ids: [3, 4, 5], "cache_implementation": "static"}, ["_sample"]),
+    (1, {"prefix_allowed_tokens_fn": lambda row, ids: [3, 4, 5], "prefill_chunk_size": 2}, ["_sample"]),
 ])  # fmt: skip
 def test_which_method_serves_a_call(batch, options, served, served_by):
     target, drafter = pair("llama")
@@ -68,7 +68,8 @@ def test_attention_without_arbitrary_masks_and_unknown_caches_are_left_to_transf
         target, prompt_ids(3), config, [], none, kwargs | changes
     )
     assert applies()
-    assert not applies(cache=StaticCache(config=target.config, max_cache_len=20))
+    assert applies(cache=StaticCache(config=target.config, max_cache_len=20))
+    assert not applies(cache=StaticCache(config=target.config, max_cache_len=20, offloading=True))
     assert not applies(cache=None)
     assert not applies(use_cache=False)
     assert not applies(position_ids=None)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache, StaticCache
 
 from hf_domino.drafter.tree_domino import DraftTree
 from hf_domino.drafter.verifying_domino import compact, keep_path, tree_attention_mask
@@ -22,8 +22,10 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
 
 
 @torch.no_grad()
-def prefilled(target, prompt):
-    cache = DynamicCache(config=target.config.get_text_config())
+def prefilled(target, prompt, slots: int | None = None) -> Cache:
+    """A cache over the prompt: one that grows, or one of this many slots."""
+    config = target.config.get_text_config()
+    cache = DynamicCache(config=config) if slots is None else StaticCache(config=config, max_cache_len=slots)
     target(prompt, cache=cache)
     cache.activate_past_recording()
     return cache
@@ -49,11 +51,28 @@ def test_a_tree_is_verified_as_its_paths_are(family, length, attention):
         torch.testing.assert_close(logits[:, node], alone, atol=1e-4, rtol=1e-4)
 
     kept = path_to(tree, tree.child(tree.child(0, 21), 22))
-    keep_path(cache, len(tree), [kept])
+    keep_path(cache, length, len(tree), [kept])
     straight = prefilled(target, torch.cat([prompt, torch.tensor([[tree.tokens[n] for n in kept]])], dim=1))
     assert cache.get_seq_length() == straight.get_seq_length()
     for layer, expected in zip(cache.layers, straight.layers, strict=True):
         assert_same([layer.keys, layer.values], [expected.keys, expected.values])
+
+
+@pytest.mark.parametrize("spare", [0, 7])
+@torch.no_grad()
+def test_a_tree_in_a_static_cache_is_verified_as_in_one_that_grows(spare):
+    target, _ = pair("llama")
+    prompt, tree = prompt_ids(5, 5), branching_tree()
+    kept, results = path_to(tree, tree.child(tree.child(0, 21), 22)), []
+    for cache in (prefilled(target, prompt), prefilled(target, prompt, 5 + len(tree) + spare)):
+        mask = tree_attention_mask(target, cache, [tree], torch.arange(5)[None], torch.tensor([5]))
+        inputs = {"attention_mask": mask, "position_ids": 5 + torch.tensor([tree.depths])}
+        logits = target(torch.tensor([tree.tokens]), cache=cache, **inputs).logits
+        keep_path(cache, 5, len(tree), [kept])
+        length = int(cache.get_seq_length())
+        assert length == 5 + len(kept)
+        results.append([logits, *((layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in cache.layers)])
+    assert_same(*results)
 
 
 def test_padding_nodes_of_a_smaller_tree_are_seen_by_none():

@@ -151,15 +151,17 @@ def test_names_that_mean_nothing(contenders, name, message):
         build_method(name, contenders)
 
 
-def test_plain_compiled_says_that_a_compiler_is_missing(contenders, monkeypatch):
+def test_compiled_methods_say_that_a_compiler_is_missing(contenders, monkeypatch):
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
-    with pytest.raises(Unavailable, match=r"install g\+\+"):
-        build_method("plain-compiled", contenders)
+    for name in ("plain-compiled", "domino-compiled"):
+        with pytest.raises(Unavailable, match=r"install g\+\+"):
+            build_method(name, contenders)
 
 
-def test_plain_compiled_is_compiled_and_the_same(contenders, monkeypatch):
+@pytest.mark.parametrize("name", ["plain-compiled", "domino-compiled"])
+def test_compiled_methods_are_compiled_and_the_same(name, contenders, monkeypatch):
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", lambda: "c++")
-    method = build_method("plain-compiled", contenders)
+    method = build_method(name, contenders)
     method.arguments["compile_config"].backend = "eager"  # the kernels are not what is tested
     torch._dynamo.reset()
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -167,3 +169,4 @@ def test_plain_compiled_is_compiled_and_the_same(contenders, monkeypatch):
     plain = measure(contenders.model, build_method("plain", contenders), [prompt()], max_new_tokens=4, do_sample=False)
     assert found.tokens == plain.tokens
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > before
+    assert bool(found.verify_seconds) == (name == "domino-compiled")

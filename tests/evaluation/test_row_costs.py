@@ -2,6 +2,7 @@
 
 import json
 
+from hf_domino.evaluation.draft_costs import draft_costs
 from hf_domino.evaluation.row_costs import row_costs, table
 from scripts import row_costs as script
 from tests.tiny import tiny_target
@@ -27,6 +28,23 @@ def test_every_forward_sees_the_same_context(monkeypatch):
     assert all(entry["plain_milliseconds"] > 0 and list(entry["milliseconds"]) == ["1", "4"] for entry in costs)
 
 
+def test_every_draft_is_verified_whole_behind_the_same_context(contenders, monkeypatch):
+    target, drafter, seen = contenders.model, contenders.drafters[""], []
+    forward = target.forward
+
+    def watched(ids, cache, **options):
+        seen.append((ids.shape[1], cache.get_seq_length()))
+        return forward(ids, cache=cache, **options)
+
+    monkeypatch.setattr(target, "forward", watched)
+    costs = draft_costs(target, drafter, nodes=5, context=20, repeats=2)
+
+    assert seen == [(20, 0), *[(6, 20)] * 4]
+    assert costs["nodes"] == 5 and costs["depth"] == drafter.config.max_drafts
+    assert costs["backbone_milliseconds"] > 0 and costs["verify_milliseconds"] > 0
+    assert costs["draft_milliseconds"] > costs["backbone_milliseconds"]
+
+
 def test_the_table_is_in_units_of_the_plain_step():
     costs = [{"batch_size": 2, "plain_milliseconds": 40.0, "milliseconds": {"1": 44.0, "8": 60.0}}]
 
@@ -44,6 +62,6 @@ def test_the_script_writes_a_record(contenders, tmp_path, monkeypatch, capsys):
     script.main(["--output", str(output), "--batch-sizes", "1", "--rows", "2", "--context", "8", "--repeats", "1"])
 
     record = json.loads(output.read_text())
-    assert record["context"] == 8
+    assert record["context"] == 8 and record["drafts"][""]["nodes"] == 16
     assert record["environment"]["threads"] >= 1
     assert table(record["costs"]) in capsys.readouterr().out

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from hf_domino.drafter.candidate_generator_domino import DraftLimits
 from hf_domino.drafter.drafting_domino import DraftingSession
 from hf_domino.drafter.target_domino import Target
 from hf_domino.evaluation.variants import variant
@@ -31,6 +32,14 @@ def test_head_off_gives_the_backbones_own_drafts(contenders):
 
 def test_block_size(contenders):
     assert variant(contenders.drafters[""], block_size=3).config.max_drafts == 3
+
+
+def test_how_much_is_drafted_is_a_setting_too(contenders):
+    drafter = contenders.drafters[""]
+    changed = variant(drafter, num_assistant_tokens_schedule="constant", num_assistant_tokens=2)
+    limits = DraftLimits.of_call(changed, contenders.model.generation_config)
+    assert limits.constant and limits.tokens == 2
+    assert drafter.generation_config.num_assistant_tokens is None
 
 
 @pytest.mark.parametrize(("changes", "message"), [

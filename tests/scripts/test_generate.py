@@ -6,9 +6,10 @@ import re
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import CompileConfig, PreTrainedTokenizerFast
 
 from hf_domino.demo import load_default_pair
+from hf_domino.evaluation.methods import Unavailable
 from scripts import generate
 from tests.tiny import VOCAB_SIZE, skilled_drafter, tiny_target
 
@@ -70,6 +71,34 @@ def test_compare_prints_both_answers_and_what_the_drafter_did(pair_arguments, ca
     assert acceptance > 1.2
     assert output.rstrip().endswith("same tokens")
     assert torch.get_num_threads() == 1
+
+
+def test_both_ways_are_compiled_where_that_is_asked(pair_arguments, capsys, monkeypatch):
+    calls = []
+
+    def without_kernels(model):
+        config = CompileConfig(backend="eager")
+        config._compile_all_devices = True
+        calls.append(model)
+        return {"cache_implementation": "static", "compile_config": config}
+
+    monkeypatch.setattr(generate, "compiled_arguments", without_kernels)
+    torch._dynamo.reset()
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    generate.main(["--compare", "--compile", "w7 w8 w9", "--max-new-tokens", "12", *pair_arguments])
+    assert capsys.readouterr().out.rstrip().endswith("same tokens")
+    assert len(calls) == 5  # a check, and both ways twice
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= before + 2
+
+
+def test_compiling_without_a_compiler_is_refused_before_anything_is_answered(pair_arguments, capsys, monkeypatch):
+    def unavailable(model):
+        raise Unavailable("install g++")
+
+    monkeypatch.setattr(generate, "compiled_arguments", unavailable)
+    with pytest.raises(SystemExit):
+        generate.main(["--compile", "w7", *pair_arguments])
+    assert "install g++" in capsys.readouterr().err
 
 
 def test_many_prompts_are_summed_up_and_recorded(pair_arguments, tmp_path, capsys):
