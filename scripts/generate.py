@@ -142,7 +142,9 @@ def compare(
     """Answers each prompt both ways, one right after the other, and prints what came of it."""
     methods = {"without the drafter": Method(), "with the drafter": Method({"assistant_model": drafter}, drafter)}
     # A static cache is compiled for one length: the longest prompt's, which later calls then share.
-    longest = max(texts, key=len) if options.compile else texts[0]
+    longest = texts[0]
+    if options.compile:
+        longest = max(texts, key=lambda text: len(conversation_ids(tokenizer, [text], [])))
     tokens = options.max_new_tokens if options.compile else min(WARM_UP_TOKENS, options.max_new_tokens)
     for method in methods.values():
         _run(model, tokenizer, method, longest, options, max_new_tokens=tokens)

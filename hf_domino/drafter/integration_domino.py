@@ -14,6 +14,7 @@ from transformers import GenerationMixin
 
 from .emission_domino import judges_blocks
 from .target_domino import check_pair, has_virtual_tokens, input_embedding, unwrap, warn_of_other_target
+from .verifying_domino import outgrows
 
 _EXPECTED = {
     "_validate_generation_mode": {"self", "generation_mode", "generation_config", "generation_mode_kwargs"},
@@ -122,7 +123,11 @@ def _assisted_decoding(
         arguments |= {"synced_gpus": synced_gpus, "streamer": streamer, "assistant_model": assistant_model}
         return original(self, input_ids, **arguments, **kwargs)
     model_kwargs = {k: v for k, v in kwargs.items() if k not in ("inputs_tensor", "assistant_tokenizer", "tokenizer")}
-    drafts = not has_virtual_tokens(self) and not is_offloaded(self, drafter)
+    drafts = (
+        not has_virtual_tokens(self)
+        and not is_offloaded(self, drafter)
+        and not outgrows(model_kwargs.get("cache"), generation_config.max_length)
+    )
     if drafts and not synced_gpus:
         result = drafter.decode_for(self, input_ids, **arguments, model_kwargs=model_kwargs, streamer=streamer)
         if result is not None:

@@ -8,6 +8,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, St
 
 from .tree_domino import DraftTree
 
+_LAYERS = {DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _ATTENTION = {"eager", "sdpa"}
 
@@ -18,7 +19,7 @@ def can_verify_trees(target: PreTrainedModel, cache: Any) -> bool:
     return (
         isinstance(cache, Cache)
         and not getattr(cache, "offloading", False)
-        and all(map(_keeps_paths, cache.layers))
+        and {type(layer) for layer in cache.layers} <= _LAYERS
         and getattr(cache, "layer_class_to_replicate", None) in (None, DynamicLayer)
         and config._attn_implementation in _ATTENTION
         and set(getattr(config, "layer_types", None) or ["full_attention"]) <= _LAYER_TYPES
@@ -26,17 +27,17 @@ def can_verify_trees(target: PreTrainedModel, cache: Any) -> bool:
     )
 
 
-def _keeps_paths(layer: Any) -> bool:
-    # A static layer that outgrows its window overwrites what a refused draft would have to give back.
-    return type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer) or (
-        type(layer) is StaticSlidingWindowLayer and layer.is_croppable
-    )
-
-
 def static_length(cache: Cache) -> int | None:
     """Slots of a static cache, filled or not; `None` for one that grows."""
     lengths = [layer.max_cache_len for layer in cache.layers if isinstance(layer, StaticLayer)]
     return min(lengths) if lengths else None
+
+
+def outgrows(cache: Any, length: int) -> bool:
+    """Whether a text of this length outgrows a static cache or a static layer's window: what a refused draft had
+    overwritten there would be missing."""
+    slots = static_length(cache) if isinstance(cache, Cache) else None
+    return slots is not None and slots < length - 1  # the last token is not cached
 
 
 def sliding_window(target: PreTrainedModel) -> int | None:

@@ -24,6 +24,7 @@ from torch import nn
 # Half precision keeps bf16's eight significant bits down to 2**-17; below, at most this is lost.
 _LARGEST_ERROR = 2.0**-25
 _LARGEST_MEMORY_SHARE = 0.2  # of the machine's
+_VALUES_COMPARED = 64  # of a tensor, to tell whether it is still the same
 _SMALLEST = 2**18  # elements of a weight, below which calling the kernel costs more than it saves
 
 T = TypeVar("T")
@@ -103,13 +104,22 @@ def kept(module: nn.Module, purpose: Hashable, sources: Sequence[torch.Tensor], 
 
 
 class _Stamp:
-    """Tells whether a tensor is still the same: the object, its memory, and the count of changes in place."""
+    """Tells whether a tensor is still the same: the object, its memory, and the count of changes in place; and some of
+    its values, since changes through `.data` (PEFT merges its adapters so) are not counted."""
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor, self.place, self.version = weakref.ref(tensor), tensor.data_ptr(), _version(tensor)
+        self.values = _some_values(tensor).clone()
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        return self.tensor() is tensor and self.place == tensor.data_ptr() and self.version == _version(tensor)
+        same = self.tensor() is tensor and self.place == tensor.data_ptr() and self.version == _version(tensor)
+        return same and torch.equal(self.values, _some_values(tensor))
+
+
+def _some_values(tensor: torch.Tensor) -> torch.Tensor:
+    values = tensor.detach()
+    values = values.diagonal() if values.ndim == 2 else values.flatten()
+    return values[:: max(1, len(values) // _VALUES_COMPARED)]
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -134,50 +144,59 @@ def _packed_forwards(model: nn.Module) -> list[tuple[nn.Module, Callable[[torch.
     for layer in layers:
         sources = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
         # The same function in every call: compiled code is for the one it has seen.
-        forward = kept(layer, "packed", sources, partial(_packed_forward, layer.weight, layer.bias))
+        forward = kept(layer, "packed", sources, partial(_packed_forward, layer.weight, layer.bias, _number(layer)))
         if forward is not None:
             forwards.append((layer, forward))
     return forwards
 
 
-def _packed_forward(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    packed = _pack(weight)
+def _packed_forward(
+    weight: torch.Tensor, bias: torch.Tensor | None, number: int
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    packed, out_features = _pack(weight), weight.shape[0]
+    _packed_weights[number] = packed
     if packed is None:
         return None
-    key, out_features = next(_keys), weight.shape[0]
-    _packed_weights[key] = packed
 
     def forward(inputs: torch.Tensor) -> torch.Tensor:
         if inputs.numel() < 2 * inputs.shape[-1]:
             return F.linear(inputs, weight, bias)
         if torch.compiler.is_compiling():
-            outputs = _operators.packed_product(inputs.float(), key, out_features)
+            outputs = _operators.packed_product(inputs.float(), number, out_features)
         else:
             outputs = torch.ops.quantized.linear_dynamic_fp16(inputs.float(), packed)
         return (outputs if bias is None else outputs + bias).to(inputs.dtype)
 
-    weakref.finalize(forward, _packed_weights.pop, key, None)
     return forward
+
+
+def _number(layer: nn.Module) -> int:
+    """A layer's number, which it keeps when its weight changes: so what was compiled stays good."""
+    if layer not in _numbers:
+        _numbers[layer] = next(_next_number)
+        weakref.finalize(layer, _packed_weights.pop, _numbers[layer], None)
+    return _numbers[layer]
 
 
 # torch.compile cannot look into packed weights: its code knows them by number, and calls an operator of ours. The
 # operator is named after this module, since a Hub repo's copy of it has weights of its own.
-_keys = itertools.count()
+_next_number = itertools.count()
+_numbers: "weakref.WeakKeyDictionary[nn.Module, int]" = weakref.WeakKeyDictionary()
 _packed_weights: dict[int, Any] = {}
 _library = torch.library.Library(re.sub(r"\W", "_", __name__), "FRAGMENT")
 _operators = getattr(torch.ops, _library.ns)
 
 
-def _numbered_product(rows: torch.Tensor, key: int, out_features: int) -> torch.Tensor:
-    return torch.ops.quantized.linear_dynamic_fp16(rows, _packed_weights[key])
+def _numbered_product(rows: torch.Tensor, number: int, out_features: int) -> torch.Tensor:
+    return torch.ops.quantized.linear_dynamic_fp16(rows, _packed_weights[number])
 
 
-def _shape_of_product(rows: torch.Tensor, key: int, out_features: int) -> torch.Tensor:
+def _shape_of_product(rows: torch.Tensor, number: int, out_features: int) -> torch.Tensor:
     return rows.new_empty(*rows.shape[:-1], out_features)
 
 
 if not hasattr(_operators, "packed_product"):  # transformers runs the file of a Hub repo again once it has changed
-    _library.define("packed_product(Tensor rows, int key, int out_features) -> Tensor")
+    _library.define("packed_product(Tensor rows, int number, int out_features) -> Tensor")
 _library.impl("packed_product", _numbered_product, "CPU")
 torch.library.register_fake(f"{_library.ns}::packed_product", _shape_of_product, lib=_library)
 

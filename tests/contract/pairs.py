@@ -101,7 +101,7 @@ def outcome(target: PreTrainedModel, ids: torch.Tensor, seed: int = 0, **argumen
     result, error = None, None
     try:
         result = target.generate(ids, **arguments)
-    except (ValueError, RuntimeError, TypeError) as raised:
+    except (ValueError, RuntimeError, TypeError, IndexError) as raised:
         error = raised
     return Outcome(result, error, torch.get_rng_state())
 

@@ -90,17 +90,31 @@ def test_a_batch_fills_the_users_cache_as_plain_generation_does(happened):
 
 
 @pytest.mark.parametrize("length, tokens", [(3, 16), (WINDOW + 2, 16), (3, WINDOW - 3)])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral_sliding"])
-def test_static_caches_hold_trees_or_are_refused_by_transformers(family, length, tokens, happened):
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral_sliding", "gemma3"])
+def test_static_caches_hold_trees_unless_the_text_outgrows_a_window(family, length, tokens, happened):
     target, drafter = pair(family)
     arguments = dict(max_new_tokens=tokens, do_sample=False, pad_token_id=PAD, cache_implementation="static")
-    plain = outcome(target, prompt_ids(length, 5), **arguments)
-    drafted = outcome(target, prompt_ids(length, 5), assistant_model=drafter, **arguments)
-    if family == "mistral_sliding" and length + tokens > WINDOW:  # it overwrites what a roll-back would need
-        assert "cache that can be cropped" in str(drafted.error)
-    else:
-        assert_same(drafted.result, plain.result)
-        assert happened["calls"] == 1 and happened["accepted"]
+    plain = target.generate(prompt_ids(length, 5), **arguments)
+    assert_same(target.generate(prompt_ids(length, 5), assistant_model=drafter, **arguments), plain)
+    outgrown = family in ("mistral_sliding", "gemma3") and length + tokens > WINDOW
+    assert happened["calls"] == (not outgrown) == bool(happened["accepted"])
+
+
+@pytest.mark.parametrize("slots", [4, 8, 10, 11, 30])
+@pytest.mark.parametrize("family", ["mistral_sliding", "llama"])
+def test_a_static_cache_that_is_too_short_is_as_in_plain_generation(family, slots, happened):
+    """A layer whose window is all of it slides on; any other is an error."""
+    target, drafter = pair(family)
+    arguments = dict(max_new_tokens=8, do_sample=False, pad_token_id=PAD, eos_token_id=None)
+    plain, drafted = (
+        outcome(
+            target, prompt_ids(4, 5), cache=StaticCache(config=target.config, max_cache_len=slots), **arguments, **extra
+        )
+        for extra in ({}, {"assistant_model": drafter})
+    )
+    assert type(drafted.error) is type(plain.error)
+    assert_same(drafted.result, plain.result)
+    assert happened["calls"] == (slots >= 11)
 
 
 def test_a_static_cache_of_the_users_own_goes_on_from_call_to_call(happened):

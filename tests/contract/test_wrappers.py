@@ -13,6 +13,7 @@ from transformers import (
     pipeline,
 )
 
+from hf_domino.drafter import packing_domino
 from tests.contract.pairs import assert_same, outcome, pair, tiny_tokenizer
 from tests.tiny import PAD, prompt_ids, skilled_drafter, tiny_target
 
@@ -37,6 +38,24 @@ def test_lora_on_both_sides(do_sample, happened):
     plain, drafted = (outcome(target, None, **arguments, **extra) for extra in ({}, {"assistant_model": drafter}))
     assert_same(drafted.result, plain.result)
     assert torch.equal(drafted.random_state, plain.random_state) and happened["rounds"]
+
+
+def test_an_adapter_merged_between_calls(monkeypatch, happened):
+    """PEFT changes weights through `.data`, which torch does not count."""
+    monkeypatch.setattr(packing_domino, "_packing_helps", lambda: True)
+    monkeypatch.setattr(packing_domino, "_SMALLEST", 1)
+    target, drafter = _own_pair()
+    for parameter in (*target.parameters(), *drafter.parameters()):
+        parameter.data = parameter.data.bfloat16().float()  # what packing holds exactly
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
+    target, drafter = get_peft_model(target, lora).eval(), get_peft_model(drafter, lora)
+    arguments = GREEDY | {"input_ids": prompt_ids(5)}
+    plain = target.generate(**arguments)
+    for change in (lambda model: None, lambda model: model.merge_adapter(), lambda model: model.unmerge_adapter()):
+        change(target)
+        change(drafter)
+        assert_same(target.generate(**arguments, assistant_model=drafter), plain)
+    assert happened["calls"] == 3 and happened["accepted"]
 
 
 @pytest.mark.filterwarnings("ignore:Both `past_key_values` and `cache`:FutureWarning")  # PEFT passes the former

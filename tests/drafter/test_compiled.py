@@ -93,6 +93,19 @@ def test_a_compiled_packed_product_is_that_of_the_layer(bias, happened, monkeypa
     assert happened["graphs"] == 1  # nothing that the compiler could not look into broke it in two
 
 
+@torch.no_grad()
+def test_a_changed_weight_is_packed_anew_and_nothing_compiled_anew(happened, monkeypatch):
+    monkeypatch.setattr(packing_domino, "_packing_helps", lambda: True)
+    layer = nn.Linear(16, 16).bfloat16()
+    compiled = torch.compile(layer, backend=backend(happened))
+    for factor in (1.0, 2.0, 0.5):
+        layer.weight.mul_(factor)
+        with packing_domino.packed_rows(layer):
+            inputs = torch.randn(3, 16).bfloat16()
+            torch.testing.assert_close(compiled(inputs), nn.functional.linear(inputs, layer.weight, layer.bias))
+    assert happened["graphs"] == 1
+
+
 def test_packed_weights_go_with_their_layer(monkeypatch):
     monkeypatch.setattr(packing_domino, "_packing_helps", lambda: True)
     layer = nn.Linear(8, 8).bfloat16()

@@ -57,13 +57,14 @@ def test_weights_that_half_precision_does_not_hold_are_left_alone():
         assert "forward" not in layer.__dict__
 
 
-def test_a_changed_weight_is_packed_anew():
+@pytest.mark.parametrize("through_data", [False, True])
+def test_a_changed_weight_is_packed_anew(through_data):
     layer = bf16_valued(nn.Linear(16, 16, bias=False))
     inputs = torch.randn(3, 16)
     with torch.no_grad(), packed_rows(layer):
         layer(inputs)
     with torch.no_grad():
-        layer.weight.mul_(2.0)
+        (layer.weight.data if through_data else layer.weight).mul_(2.0)
     with torch.no_grad(), packed_rows(layer):
         outputs = layer(inputs)
     torch.testing.assert_close(outputs, inputs @ layer.weight.T, rtol=1e-5, atol=1e-5)
