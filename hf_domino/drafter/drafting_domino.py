@@ -146,15 +146,18 @@ class DraftingSession:
             anchors_B: the last decided token of each sequence.
             depth: levels, at most J.
         """
-        depth = min(depth, self.config.max_drafts)
-        first = self.config.row_offset
-        hidden = self.block_states(anchors_B)[:, first : first + depth]
-        hidden = hidden.contiguous()  # products of a strided slice are run as batched ones, several times slower
-        pool = self._candidate_pool(hidden)
+        hidden, pool = self.candidates(anchors_B, depth)
         anchors_B = anchors_B.to(hidden.device)
         if width == 1:
             return self._chain(anchors_B, self._paths(hidden, pool), pool)
         return self._tree(anchors_B, self._paths(hidden, pool.with_rest()), pool.ids, width)
+
+    def candidates(self, anchors_B: torch.Tensor, depth: int) -> tuple[torch.Tensor, "_Pool"]:
+        """The backbone's part of a draft: states `[B, J, H]` of the first `depth` positions, and candidates there."""
+        first = self.config.row_offset
+        hidden = self.block_states(anchors_B)[:, first : first + min(depth, self.config.max_drafts)]
+        hidden = hidden.contiguous()  # products of a strided slice are run as batched ones, several times slower
+        return hidden, self._candidate_pool(hidden)
 
     def _chain(self, anchors_B: torch.Tensor, paths: "_Paths", pool: "_Pool") -> DraftLevels:
         sequences = torch.arange(anchors_B.shape[0], device=anchors_B.device)

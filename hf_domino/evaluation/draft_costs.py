@@ -24,9 +24,9 @@ def draft_costs(
     """Medians of interleaved drafts and forwards after `context` made-up tokens, whole blocks deep.
 
     Returns:
-        `backbone_milliseconds`: block states. `tree_milliseconds`: all else until the tree of so many nodes stands on
-        the host (base logits, head, search); `draft_milliseconds`: both. `verify_milliseconds`: the target's forward
-        over it, as the loop runs it.
+        `backbone_milliseconds`: block states, base logits and candidates. `tree_milliseconds`: all else until the tree
+        of so many nodes stands on the host (head, search); `draft_milliseconds`: both. `verify_milliseconds`: the
+        target's forward over it, as the loop runs it.
     """
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.get_text_config().vocab_size, (1, context), generator=generator).to(model.device)
@@ -59,7 +59,7 @@ def draft_costs(
     times: dict[str, list[float]] = {"backbone": [], "draft": [], "verify": []}
     for repeat in range(repeats + 2):  # kernels are prepared in the first
         timed = {}
-        _, timed["backbone"] = _timed(lambda: session.block_states(anchors).sum().item())
+        _, timed["backbone"] = _timed(lambda: session.candidates(anchors, drafter.config.max_drafts)[0].sum().item())
         tree, timed["draft"] = _timed(draft)
         _, timed["verify"] = _timed(partial(verify, tree))
         if repeat >= 2:
