@@ -164,7 +164,7 @@ def calls(draw: st.DrawFn, kind: str) -> Call:
         # Batches that outgrow it are left to plain generation.
         window=draw(st.sampled_from([WINDOW, 64, 64])) if kind == "batch" else WINDOW,
         streams=draw(seldom),
-        static=draw(st.integers(0, 3)) == 0 and kind != "batch",
+        static=kind != "batch" and draw(st.integers(0, 3)) == 0,  # batches are left to plain generation then
     )  # fmt: skip
 
 
