@@ -11,6 +11,7 @@ from hf_domino.drafter.modeling_domino import DominoDraftModel
 
 # Settings of a drafter that transformers keeps in its `generation_config`.
 _OF_GENERATION = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+_SCHEDULES = ("constant", "heuristic", "heuristic_transient")  # which transformers does not check
 
 
 def variant(drafter: DominoDraftModel, **changes: Any) -> DominoDraftModel:
@@ -24,6 +25,8 @@ def variant(drafter: DominoDraftModel, **changes: Any) -> DominoDraftModel:
     """
     config, generation_config = copy.deepcopy(drafter.config), copy.deepcopy(drafter.generation_config)
     for name, value in changes.items():
+        if name == "num_assistant_tokens_schedule" and value not in _SCHEDULES:
+            raise ValueError(f"{name} is one of {', '.join(_SCHEDULES)}, not {value!r}.")
         if name in _OF_GENERATION:
             setattr(generation_config, name, value)
             continue

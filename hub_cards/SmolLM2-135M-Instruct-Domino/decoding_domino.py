@@ -352,8 +352,7 @@ class _Loop:
         """Keeps the accepted paths in cache, records and context."""
         nodes = max(len(tree) for tree in trees)
         length = self.slot_positions.shape[1]
-        spare = None if self.static_length is None else self.static_length - length - nodes
-        self.records.add(outputs, trees, paths, nodes, spare)
+        self.records.add(outputs, trees, paths, nodes, length)
         keep_path(self.cache, length, nodes, paths)
         tapped = self.view.tapped_states(outputs.hidden_states)
         counts = [len(path) for path in paths]

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
+from transformers.cache_utils import StaticLayer
 
 from .tree_domino import DraftTree
 
@@ -26,13 +27,11 @@ class ForwardRecords:
         if self.attentions is not None:
             self.attentions += (outputs.attentions,)
 
-    def add(
-        self, outputs: Any, trees: list[DraftTree], paths: list[list[int]], num_nodes: int, spare: int | None = None
-    ) -> None:
+    def add(self, outputs: Any, trees: list[DraftTree], paths: list[list[int]], num_nodes: int, length: int) -> None:
         """Adds one entry per node of the first sequence's path.
 
         Args:
-            spare: empty slots behind the nodes, of a static cache.
+            length: slots of the cache before the nodes, of a static one.
         """
         for step, node in enumerate(paths[0]):
             if self.hidden_states is not None:
@@ -42,25 +41,24 @@ class ForwardRecords:
                 # Attention without weights to show (sdpa) gives none: no layer then, as in plain generation.
                 self.attentions += (
                     tuple(
-                        self._row(attention, node, path, num_nodes, spare, getattr(layer, "sliding_window", None))
+                        self._row(attention, node, path, num_nodes, length, layer)
                         for attention, layer in zip(outputs.attentions, outputs.cache.layers)
                     ),
                 )
 
     @staticmethod
     def _row(
-        attention: torch.Tensor, node: int, path: list[int], num_nodes: int, spare: int | None, window: int | None
+        attention: torch.Tensor, node: int, path: list[int], num_nodes: int, length: int, layer: Any
     ) -> torch.Tensor:
         """One node's attention over the context and its own path, `[1, heads, 1, T + step + 1]`, and over as many
-        slots as there are where the cache is static.
-
-        Args:
-            window: entries that a sliding layer of the cache would have kept in plain generation.
+        slots as there are where the layer of the cache is static. A sliding one that grows shows what it would have
+        kept in plain generation.
         """
-        width = attention.shape[-1]
-        context = width - num_nodes - (spare or 0)
+        static, width = isinstance(layer, StaticLayer), attention.shape[-1]
+        context = length if static else width - num_nodes
         row = attention[:, :, node : node + 1]
         row = torch.cat([row[..., :context], row[..., [context + n for n in path]]], dim=-1)
-        if spare is not None:
-            row = torch.nn.functional.pad(row, (0, width - row.shape[-1]))
+        if static:
+            return torch.nn.functional.pad(row, (0, width - row.shape[-1]))
+        window = getattr(layer, "sliding_window", None)
         return row if window is None else row[..., -window:]

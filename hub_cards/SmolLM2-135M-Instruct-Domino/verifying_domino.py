@@ -78,9 +78,10 @@ def tree_attention_mask(
     positions_BN = anchors_B[:, None] + depths.to(device)
     block = block.to(device)
     window = sliding_window(target)
-    slots = static_length(cache)
+    # Of static layers, by whether they slide: those that do may have fewer slots.
+    slots = {layer.is_sliding: layer.max_cache_len for layer in cache.layers if isinstance(layer, StaticLayer)}
     # A cache made without the target's configuration keeps everything, as does a static one.
-    slides = any(cache.is_sliding) and slots is None
+    slides = any(cache.is_sliding) and not slots
 
     def additive(window: int | None) -> torch.Tensor:
         kept = slot_positions_BT if window is None or not slides else slot_positions_BT[:, -(window - 1) :]
@@ -90,8 +91,9 @@ def tree_attention_mask(
             context = context & (positions_BN[..., None] - kept[:, None] < window)
             own = block & (positions_BN[..., None] - positions_BN[:, None] < window)
         visible = torch.cat([context, own], dim=-1)[:, None]
-        if slots is not None:
-            visible = torch.nn.functional.pad(visible, (0, slots - visible.shape[-1]))
+        if slots:
+            width = slots.get(window is not None, max(slots.values()))
+            visible = torch.nn.functional.pad(visible, (0, width - visible.shape[-1]))
         mask = torch.zeros(visible.shape, dtype=target.dtype, device=device)
         return mask.masked_fill_(~visible, torch.finfo(target.dtype).min)
 

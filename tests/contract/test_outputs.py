@@ -16,9 +16,11 @@ def test_every_returned_part_is_that_of_plain_generation(family, length, happene
     _every_returned_part_is_that_of_plain_generation(family, length, 16, happened)
 
 
+@pytest.mark.parametrize("slots", [None, 40])  # of which a window's layers have fewer
 @pytest.mark.parametrize("family, length, tokens", [("llama", 3, 16), ("qwen3", 14, 5), ("gemma3", 3, WINDOW - 3)])
-def test_every_part_returned_with_a_static_cache_is_that_of_plain_generation(family, length, tokens, happened):
-    _every_returned_part_is_that_of_plain_generation(family, length, tokens, happened, cache_implementation="static")
+def test_every_part_returned_with_a_static_cache_is_that_of_plain_generation(family, length, tokens, slots, happened):
+    options = {"cache_implementation": "static", "max_cache_len": slots}
+    _every_returned_part_is_that_of_plain_generation(family, length, tokens, happened, **options)
 
 
 def _every_returned_part_is_that_of_plain_generation(family, length, tokens, happened, **options):

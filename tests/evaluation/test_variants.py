@@ -43,6 +43,7 @@ def test_how_much_is_drafted_is_a_setting_too(contenders):
 
 
 @pytest.mark.parametrize(("changes", "message"), [
+    ({"num_assistant_tokens_schedule": "constnt"}, "one of constant"),
     ({"blok_size": 3}, "no field"), ({"block_size": 0}, "block_size"), ({"head_type": "attention"}, "other weights"),
     ({"num_hidden_layers": 4}, "other weights|layer_types"), ({"head_rank": 3}, "other weights"),
 ])  # fmt: skip
