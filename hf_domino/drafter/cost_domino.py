@@ -1,5 +1,6 @@
 """What a round costs on this machine, as measured, and how many draft tokens are therefore worth verifying."""
 
+import math
 import statistics
 import weakref
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ _MOST_FAILURES = 3  # that are counted: the longest pause is of 4**3 rounds
 _FADED = 0.3
 _MEMORY = 0.9  # how much of the evidence on drafting a round keeps of the rounds before
 _CALIBRATION_MEMORY = 0.98
+_SHARE_BY_TILE = 0.5  # of what rows cost, where a kernel takes several at once (measured: docs/log.md)
 _LEAST_CALIBRATION = 0.02  # never nothing, or a drafter that became useful would not be found out
 
 
@@ -42,7 +44,7 @@ class _Rate:
 
 @dataclass
 class _Line:
-    """Time of a forward by its rows. One row stands apart: it runs other kernels than several do.
+    """Time of a forward by its rows as they are paid for. One row stands apart: it runs other kernels than several do.
 
     one: its time, if it was measured. least: the shortest time measured; none is below.
     """
@@ -52,10 +54,8 @@ class _Line:
     intercept: float
     slope: float
 
-    def seconds(self, rows: int) -> float:
-        if rows == 1 and self.one is not None:
-            return self.one
-        return max(self.one or self.least, self.intercept + self.slope * rows)
+    def seconds(self, priced_rows: float) -> float:
+        return max(self.one or self.least, self.intercept + self.slope * priced_rows)
 
 
 class RoundCosts:
@@ -69,9 +69,12 @@ class RoundCosts:
 
     Args:
         max_rows: the most rows that a sequence may have in one forward.
+        tile: how many rows of a sequence the target's products take at once. They cost by the row in part only, so
+            the last row of a tile is cheap and the first dear.
     """
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, tile: float = 1) -> None:
+        self._tile = tile
         # More rows are tried when those measured say that they would pay.
         self._explored = sorted({1, max(2, max_rows // 4)})
         # Threads may share a pair: samples are replaced, never changed, while another reads them.
@@ -142,11 +145,15 @@ class RoundCosts:
     def verify_seconds(self, rows: int) -> float:
         """Expected time of a forward over `rows` rows; never falling with them."""
         if not self._verify:
-            return 1.0 + _PRIOR_SLOPE * (rows - 1)
+            return 1.0 + _PRIOR_SLOPE * (self._priced(rows) - 1)
         line = self._line
         if line is None:
             self._line = line = self._fitted()
-        return line.seconds(rows)
+        return line.one if rows == 1 and line.one is not None else line.seconds(self._priced(rows))
+
+    def _priced(self, rows: int) -> float:
+        """Rows as they are paid for: in part by the tile."""
+        return rows + _SHARE_BY_TILE * (math.ceil(rows / self._tile) * self._tile - rows)
 
     def _fitted(self) -> _Line:
         """Least squares over the median of each number of rows, weighted by its samples."""
@@ -159,11 +166,12 @@ class RoundCosts:
             return _Line(one, one, one * (1 - _PRIOR_SLOPE), one * _PRIOR_SLOPE)
         weights = {rows: len(known[rows]) for rows in medians}
         whole = sum(weights.values())
-        mean_rows = sum(weights[rows] * rows for rows in medians) / whole
+        priced = {rows: self._priced(rows) for rows in medians}
+        mean_rows = sum(weights[rows] * priced[rows] for rows in medians) / whole
         mean_seconds = sum(weights[rows] * seconds for rows, seconds in medians.items()) / whole
         prior = _PRIOR_SLOPE * mean_seconds if one is None else (mean_seconds - one) / (mean_rows - 1)
-        variance = sum(weights[rows] * (rows - mean_rows) ** 2 for rows in medians)
-        covariance = sum(weights[rows] * (rows - mean_rows) * seconds for rows, seconds in medians.items())
+        variance = sum(weights[rows] * (priced[rows] - mean_rows) ** 2 for rows in medians)
+        covariance = sum(weights[rows] * (priced[rows] - mean_rows) * seconds for rows, seconds in medians.items())
         slope = max(0.0, (covariance + _PRIOR_WEIGHT * prior) / (variance + _PRIOR_WEIGHT))
         return _Line(one, min(medians.values()), mean_seconds - slope * mean_rows, slope)
 
@@ -198,15 +206,16 @@ _costs: "weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakKeyDictionary]" 
 
 
 def round_costs(
-    target: PreTrainedModel, drafter: "DominoDraftModel", batch_size: int = 1, compiled: bool = False
+    target: PreTrainedModel, drafter: "DominoDraftModel", batch_size: int = 1, compiled: bool = False, tile: int = 1
 ) -> RoundCosts:
     """The costs measured so far for a pair where it is now, at a batch size.
 
     Args:
         compiled: whether the target's forward is.
+        tile: how many rows the target's products take at once, whichever sequence they are of.
     """
     of_pair = _costs.setdefault(target, weakref.WeakKeyDictionary()).setdefault(drafter, {})
     config = drafter.config
     shape = (config.max_tree_nodes, config.max_tree_width, config.draft_sources)
-    key = (str(target.device), target.dtype, batch_size, compiled, *shape)
-    return of_pair.setdefault(key, RoundCosts(config.max_tree_nodes + 1))
+    key = (str(target.device), target.dtype, batch_size, compiled, tile, *shape)
+    return of_pair.setdefault(key, RoundCosts(config.max_tree_nodes + 1, tile / batch_size))

@@ -39,7 +39,7 @@ def draft_costs(
 
     def draft() -> DraftTree:
         tree = DraftTree(int(anchors))
-        tree.add_levels(*session.propose(anchors, drafter.config.max_drafts, nodes).to_host()[0])
+        tree.add_levels(*session.propose(anchors, drafter.config.max_drafts, nodes, nodes).to_host()[0])
         return tree.best(nodes)
 
     def verify(tree: DraftTree) -> None:

@@ -130,7 +130,7 @@ class _Loop:
         self.records = ForwardRecords(generation_config)
         # A drafting session holds the weights that it reads by itself packed already.
         self.packed = packed_rows(target, *([drafter] if plain_weights(drafter) is None else []))
-        self.costs = round_costs(target, drafter, input_ids.shape[0], self.compiled is not None)
+        self.costs = round_costs(target, drafter, input_ids.shape[0], self.compiled is not None, self.packed.tile)
         self.max_nodes = drafter.config.max_tree_nodes
         self.width = min(drafter.config.max_tree_width or self.max_nodes, self.max_nodes)
         self.asks_drafter = drafter.config.draft_sources != "text"
@@ -243,7 +243,7 @@ class _Loop:
             self._observe()
             anchors = torch.tensor(self.anchors, device=self.slot_positions.device)
             depth = max(rooms) if self.limits.constant else min(max(rooms), self.depth)
-            levels = self.session.propose(anchors, depth, self.width)
+            levels = self.session.propose(anchors, depth, self.width, self.max_nodes)
             scale = 1.0 if self.limits.constant else self.costs.calibration
             for tree, nodes in zip(trees, levels.to_host(), strict=True):
                 tree.add_levels(*nodes, scale=scale, confidence=confidence)

@@ -136,7 +136,7 @@ class DraftingSession:
 
     @torch.no_grad()
     @_outside_autocast
-    def propose(self, anchors_B: torch.Tensor, depth: int, width: int) -> DraftLevels:
+    def propose(self, anchors_B: torch.Tensor, depth: int, width: int, nodes: int | None = None) -> DraftLevels:
         """Draft nodes after the anchors: at each level the `width` most probable paths.
 
         A path's probability never rises with its length, so the n <= width most probable nodes of all levels are the
@@ -145,12 +145,15 @@ class DraftingSession:
         Args:
             anchors_B: the last decided token of each sequence.
             depth: levels, at most J.
+            nodes: how many of all levels are wanted. One of level j brings its j - 1 ancestors, so no more than
+                `nodes - j + 1` can be of that level, and no more are looked for.
         """
         hidden, pool = self.candidates(anchors_B, depth)
         anchors_B = anchors_B.to(hidden.device)
         if width == 1:
             return self._chain(anchors_B, self._paths(hidden, pool), pool)
-        return self._tree(anchors_B, self._paths(hidden, pool.with_rest()), pool.ids, width)
+        widths = [width if nodes is None else min(width, nodes - j) for j in range(hidden.shape[1])]
+        return self._tree(anchors_B, self._paths(hidden, pool.with_rest()), pool.ids, [w for w in widths if w > 0])
 
     def candidates(self, anchors_B: torch.Tensor, depth: int) -> tuple[torch.Tensor, "_Pool"]:
         """The backbone's part of a draft: states `[B, J, H]` of the first `depth` positions, and candidates there."""
@@ -173,12 +176,12 @@ class DraftingSession:
         tokens_BD1 = torch.stack(tokens[1:], dim=1)[..., None]
         return DraftLevels(tokens_BD1, torch.zeros_like(tokens_BD1), chosen)
 
-    def _tree(self, anchors_B: torch.Tensor, paths: "_Paths", ids_BJC: torch.Tensor, width: int) -> DraftLevels:
-        batch, depth, size = ids_BJC.shape
+    def _tree(self, anchors_B: torch.Tensor, paths: "_Paths", ids_BJC: torch.Tensor, widths: list[int]) -> DraftLevels:
+        batch, size, depth = ids_BJC.shape[0], ids_BJC.shape[2], len(widths)
         first_path = torch.arange(batch, device=anchors_B.device)[:, None]
         tokens, path_logprobs = anchors_B[:, None], torch.zeros(batch, 1, device=anchors_B.device)
         levels: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        for j, ids in enumerate(ids_BJC.unbind(1)):
+        for j, (ids, width) in enumerate(zip(ids_BJC.unbind(1), widths)):
             frontier = tokens.shape[1]
             after = paths.scores(j, tokens.flatten()).log_softmax(-1)[:, :size]
             logprobs = (path_logprobs.view(-1, 1) + after).view(batch, -1)

@@ -106,8 +106,9 @@ class PrefixAttention(nn.Module):
 class GRUSteps:
     """The GRU head while drafting: `PrefixGRU.step` and what its state adds to the correction's features.
 
-    All that reads the state comes from one product a token: the features now, the gates of the token after. Memory of
-    N prefixes: their states `[N, G]` and the states' part of those gates, reset and update `[N, 2G]`, new `[N, G]`.
+    All that reads the state comes from one product a token: the gates of the token after, reset and update `[N, 2G]`
+    and new `[N, G]`, and the features now `[N, R]`. Memory of N prefixes: their states `[N, G]`, that product, and
+    these parts of it.
     """
 
     def __init__(self, encoder: PrefixGRU, state_in_RG: torch.Tensor, make_product: MakeProduct):
@@ -117,22 +118,26 @@ class GRUSteps:
         self._gates, self._parts = [2 * size, size], [2 * size, size, state_in_RG.shape[0]]
 
     def start(self, num_prefixes: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        state = like.new_zeros(num_prefixes, self._gates[1])
-        return state, like.new_zeros(num_prefixes, self._gates[0]), state
+        product = like.new_zeros(num_prefixes, sum(self._parts))
+        parts = product.split(self._parts, dim=1)
+        return parts[1], product, *parts  # a new state is as wide as the new gate, and zero, too
 
     def step(
         self, embeds_NH: torch.Tensor, hidden_NH: torch.Tensor, memory: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Reads one more token per prefix. Returns `W1`'s product with the new states `[N, R]`, and the memory."""
-        state, state_gates, state_new = memory
+        state, _, state_gates, state_new, _ = memory
         gates, new = self._from_token(embeds_NH).split(self._gates, dim=1)
         reset, update = (gates + state_gates).sigmoid_().chunk(2, dim=1)
         state = torch.lerp(torch.addcmul(new, reset, state_new).tanh_(), state, update)
-        state_gates, state_new, features = self._from_state(state).split(self._parts, dim=1)
-        return features, (state, state_gates, state_new)
+        memory = self._memory(state, self._from_state(state))
+        return memory[-1], memory
 
     def select(self, memory: tuple[torch.Tensor, ...], rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(part[rows] for part in memory)
+        return self._memory(*(part.index_select(0, rows) for part in memory[:2]))
+
+    def _memory(self, state: torch.Tensor, product: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return state, product, *product.split(self._parts, dim=1)
 
 
 class AttentionSteps:

@@ -44,6 +44,21 @@ def test_more_rows_never_seem_cheaper(seconds_of_rows):
     assert all(later >= earlier - 1e-9 for earlier, later in zip(times, times[1:], strict=False))
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_rows_of_products_by_the_tile_are_verified_by_the_tile(batch_size):
+    """Where the first row of a tile is dear and the others cheap, drafts end with a tile."""
+    tile, chosen = 6 // batch_size, set()
+    for decay in (0.6, 0.8, 0.9, 0.97):
+        costs = RoundCosts(17, tile)
+        for rows in (1, 2, 4, 6, 8, 11, 14, 17):
+            for _ in range(3):
+                costs.record_verify(rows, 1.0 + 0.03 * rows + 0.03 * tile * -(-rows // tile))
+        chosen.add(1 + costs.worthwhile([0.9 * decay**i for i in range(16)]))
+        step = costs.verify_seconds(tile + 1) - costs.verify_seconds(tile)
+        assert step > 2 * (costs.verify_seconds(2 * tile) - costs.verify_seconds(2 * tile - 1)) > 0
+    assert len(chosen) > 1 and all(rows % tile == 0 or rows == 17 for rows in chosen)
+
+
 def test_scattered_times_hardly_move_the_line():
     noise, costs = random.Random(0), RoundCosts(17)
     for i in range(84):

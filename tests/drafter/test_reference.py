@@ -5,6 +5,7 @@ import torch
 
 from hf_domino.drafter.drafting_domino import DraftingSession
 from hf_domino.drafter.target_domino import Target
+from hf_domino.drafter.tree_domino import DraftTree
 from tests.reference.naive_domino import NaiveDomino
 from tests.tiny import prompt_ids, tiny_drafter, tiny_target
 
@@ -75,6 +76,20 @@ def test_whole_distributions_equal_the_naive_ones(head_type, pure):
             token_1 = int(levels.tokens_BDW[0, 0, parent])
             second = naive.logits(naive_states, [token, token_1]).log_softmax(-1)
             assert logprob == pytest.approx(float(first[token_1] + second[token_2]), abs=5e-4)
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 9])
+def test_levels_narrowed_to_the_nodes_wanted_give_the_same_tree(nodes):
+    target, session, _ = pair(block_size=6)
+    text = prompt_ids(12, seed=4)
+    for anchor, _ in rounds(target, session, text, [7, 2]):
+        trees = []
+        for levels in (session.propose(text[:, anchor], 9, nodes), session.propose(text[:, anchor], 9, nodes, nodes)):
+            tree = DraftTree(int(text[0, anchor]))
+            tree.add_levels(*levels.to_host()[0])
+            trees.append(tree.best(nodes))
+        assert trees[0].tokens == trees[1].tokens and trees[0].parents == trees[1].parents
+        assert len(trees[1]) == nodes + 1
 
 
 @pytest.mark.parametrize("window", [3, 40])
