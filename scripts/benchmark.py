@@ -28,6 +28,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--output", required=True, metavar="RECORD.json")
     parser.add_argument("--limit", type=int, help="at most this many prompts of each set")
+    parser.add_argument("--sets", nargs="+", metavar="SET", help="these sets only")
     parser.add_argument(
         "--methods",
         nargs="+",
@@ -53,7 +54,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    prompts = read_prompts(options.prompts, options.limit)
+    prompts = read_prompts(options.prompts, options.limit, options.sets)
     settings = Settings(
         methods=options.methods + [f"domino[block_size={size}]" for size in options.block_sizes],
         max_new_tokens=options.max_new_tokens,

@@ -22,13 +22,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prompts", nargs="+", required=True, metavar="FILE.jsonl")
     parser.add_argument("--output", required=True, metavar="RECORD.json")
     parser.add_argument("--limit", type=int, help="at most this many prompts of each set")
+    parser.add_argument("--sets", nargs="+", metavar="SET", help="these sets only")
     parser.add_argument("--values", nargs="+", type=float, help="other values of the variable than the study's own")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=1, help="calls of each kind, of which the median one counts")
     add_model_arguments(parser)
     options = parser.parse_args(arguments)
-    prompts = read_prompts(options.prompts, options.limit)
+    prompts = read_prompts(options.prompts, options.limit, options.sets)
     run_study(
         options.study,
         load_contenders(options),

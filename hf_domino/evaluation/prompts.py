@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,18 @@ class Prompt:
         return hashlib.sha256("\x1e".join(self.turns).encode()).hexdigest()[:16]
 
 
-def read_prompts(paths: Iterable[str | Path], limit: int | None = None) -> list[Prompt]:
+def read_prompts(
+    paths: Iterable[str | Path], limit: int | None = None, sets: Collection[str] | None = None
+) -> list[Prompt]:
     """Reads prompt files.
 
     Args:
         paths: JSON lines files.
         limit: the most prompts to take of each set, the first ones.
+        sets: the sets to take; all, if not given.
 
     Raises:
-        ValueError: a line that is no prompt, naming file and line; or no prompt at all.
+        ValueError: a line that is no prompt, naming file and line; no prompt at all; or none of a set asked for.
     """
     prompts: list[Prompt] = []
     counts: dict[str, int] = {}
@@ -48,8 +51,10 @@ def read_prompts(paths: Iterable[str | Path], limit: int | None = None) -> list[
                 continue
             prompt = _parse(line, path.stem, f"{path.name}, line {number}")
             counts[prompt.set] = counts.get(prompt.set, 0) + 1
-            if limit is None or counts[prompt.set] <= limit:
+            if (limit is None or counts[prompt.set] <= limit) and (sets is None or prompt.set in sets):
                 prompts.append(prompt)
+    if missing := sorted(set(sets or ()) - set(counts)):
+        raise ValueError(f"No prompts of {', '.join(missing)} in the files given; they hold {', '.join(counts)}.")
     if not prompts:
         raise ValueError("There are no prompts in the files given.")
     return prompts

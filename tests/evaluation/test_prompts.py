@@ -35,6 +35,13 @@ def test_limit_counts_each_set(tmp_path):
     assert [p.turns[0] for p in read_prompts([path], limit=2)] == ["0", "1", "2", "3"]
 
 
+def test_sets_asked_for(tmp_path):
+    path = write(tmp_path / "p.jsonl", *({"prompt": str(i), "set": "abc"[i % 3]} for i in range(9)))
+    assert [p.turns[0] for p in read_prompts([path], limit=2, sets=["c", "a"])] == ["0", "2", "3", "5"]
+    with pytest.raises(ValueError, match="No prompts of d, x .* a, b, c"):
+        read_prompts([path], sets=["a", "x", "d"])
+
+
 def test_hash_follows_the_text_only(tmp_path):
     path = write(tmp_path / "p.jsonl", {"prompt": "a", "set": "x"}, {"turns": ["a"]}, {"prompt": "b"})
     one, same, other = (prompt.hash for prompt in read_prompts([path]))
