@@ -90,6 +90,8 @@ def run_study(
 ) -> dict[str, Any]:
     """Trains and measures the variants, and writes the record after each: run again, it goes on.
 
+    Each drafter is left in a folder of its own in `output_dir`, so that `scripts/studies.py` can compare them.
+
     Args:
         run, args: of all variants, but for what each changes; `max_steps` is the budget.
         tokenizer: the target's; needed for held-out prompts only.
@@ -112,6 +114,7 @@ def run_study(
             _, seconds = _trained(run, args, variant, target, training, _TRIAL_STEPS)
             steps = max(1, round(first["seconds"] / (seconds / _TRIAL_STEPS)))
         trainer, seconds = _trained(run, args, variant, target, training, steps)
+        trainer.save_model(str(Path(args.output_dir or ".", name.replace(" ", "_"))))
         result = {"changes": asdict(variant), "steps": steps, "seconds": round(seconds, 1)}
         result |= teacher_forced(trainer, measured, study.measured_sequences)
         if prompts:

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from hf_domino.drafter.modeling_domino import DominoDraftModel
 from hf_domino.training.data import ShardDataset
 from hf_domino.training.run import RunArguments
 from hf_domino.training.study import STUDIES, StudyArguments, run_study, table, teacher_forced
@@ -45,6 +46,8 @@ def test_the_curriculum_study(target, two_shards, tmp_path):
     assert twin["base_loss"] == twin["final_loss"]
     assert found["base only"]["base_loss"] == found["base only"]["final_loss"], "its head was never trained"
     assert found["final only"]["final_loss"] != found["anchored"]["final_loss"]
+    left = DominoDraftModel.from_pretrained(two_shards / "out" / "twin_without_head")
+    assert left.config.head_type == "none"
 
 
 def test_a_study_goes_on_with_what_its_record_lacks(target, two_shards, tmp_path):
