@@ -22,6 +22,7 @@ _MOST_FAILURES = 3  # that are counted: the longest pause is of 4**3 rounds
 _FADED = 0.3
 _MEMORY = 0.9  # how much of the evidence on drafting a round keeps of the rounds before
 _CALIBRATION_MEMORY = 0.98
+_SHORT_CONTEXT = 512  # tokens; up to this, and for each doubling from it on, costs are measured apart
 _SHARE_BY_TILE = 0.5  # of what rows cost, where a kernel takes several at once (measured: docs/log.md)
 _LEAST_CALIBRATION = 0.02  # never nothing, or a drafter that became useful would not be found out
 
@@ -206,16 +207,24 @@ _costs: "weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakKeyDictionary]" 
 
 
 def round_costs(
-    target: PreTrainedModel, drafter: "DominoDraftModel", batch_size: int = 1, compiled: bool = False, tile: int = 1
+    target: PreTrainedModel,
+    drafter: "DominoDraftModel",
+    batch_size: int = 1,
+    context: int = 0,
+    compiled: bool = False,
+    tile: int = 1,
 ) -> RoundCosts:
     """The costs measured so far for a pair where it is now, at a batch size.
 
     Args:
+        context: tokens of the prompt. Forwards behind longer ones take longer, so lengths of another magnitude have
+            costs of their own.
         compiled: whether the target's forward is.
         tile: how many rows the target's products take at once, whichever sequence they are of.
     """
     of_pair = _costs.setdefault(target, weakref.WeakKeyDictionary()).setdefault(drafter, {})
     config = drafter.config
     shape = (config.max_tree_nodes, config.max_tree_width, config.draft_sources)
-    key = (str(target.device), target.dtype, batch_size, compiled, tile, *shape)
+    magnitude = (context // _SHORT_CONTEXT).bit_length()
+    key = (str(target.device), target.dtype, batch_size, magnitude, compiled, tile, *shape)
     return of_pair.setdefault(key, RoundCosts(config.max_tree_nodes + 1, tile / batch_size))

@@ -5,6 +5,7 @@ while it is among the node's children -> keep that path's cache entries. transfo
 cache, processors, criteria) before; where this loop does not apply (`loop_applies`), its own loops run.
 """
 
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +131,8 @@ class _Loop:
         self.records = ForwardRecords(generation_config)
         # A drafting session holds the weights that it reads by itself packed already.
         self.packed = packed_rows(target, *([drafter] if plain_weights(drafter) is None else []))
-        self.costs = round_costs(target, drafter, input_ids.shape[0], self.compiled is not None, self.packed.tile)
+        compiled = self.compiled is not None
+        self.costs = round_costs(target, drafter, *input_ids.shape, compiled, self.packed.tile)
         self.max_nodes = drafter.config.max_tree_nodes
         self.width = min(drafter.config.max_tree_width or self.max_nodes, self.max_nodes)
         self.asks_drafter = drafter.config.draft_sources != "text"
@@ -229,7 +231,7 @@ class _Loop:
         self._leave(done)
 
     def _draft(self) -> tuple[list[DraftTree], list[tuple[list[int], int]]]:
-        """A tree per sequence, and what its text offered: tokens, and the length of the n-gram they followed."""
+        """A tree per sequence, and what its text offered: tokens, and the length of the match they followed."""
         trees = [DraftTree(anchor) for anchor in self.anchors]
         offers: list[tuple[list[int], int]] = [([], 0)] * len(trees)
         rooms = [self.limits.depth(self.emission.texts[row].length) for row in self.rows]
@@ -251,10 +253,11 @@ class _Loop:
         elif self.pause:
             self.pause -= 1
         for i, (row, tree) in enumerate(zip(self.rows, trees, strict=True)):
-            tokens, ngram = self.lookups[row].continuation()
-            if tokens and (probability := self.lookups[row].token_probability(ngram)) >= confidence:
-                tree.add_path(tokens, probability)
-                offers[i] = (tokens, ngram)
+            tokens, match = self.lookups[row].continuation()
+            likely = [self.lookups[row].token_probability(match + k) for k in range(len(tokens))]
+            likely = list(itertools.takewhile(lambda probability: probability >= confidence, likely))
+            tree.add_path(tokens[: len(likely)], likely)
+            offers[i] = (tokens[: len(likely)], match)
         trees = [tree.within(room) for tree, room in zip(trees, rooms, strict=True)]
         count = self.max_nodes
         if self.static_length is not None:
@@ -334,7 +337,7 @@ class _Loop:
 
     def _learn_of_text(self, row: int, tree: DraftTree, path: list[int], offer: tuple[list[int], int]) -> None:
         """What this round says about the text's branches."""
-        tokens, ngram = offer
+        tokens, match = offer
         node, offered = 0, 0
         accepted = set(path)
         for token in tokens:
@@ -343,10 +346,10 @@ class _Loop:
                 break
             offered += 1
             if child not in accepted:
-                self.lookups[row].record(ngram, offered, offered - 1)
+                self.lookups[row].record(match, offered, offered - 1)
                 return
             node = child
-        self.lookups[row].record(ngram, offered, offered) if offered else None
+        self.lookups[row].record(match, offered, offered) if offered else None
 
     def _advance(self, trees: list[DraftTree], paths: list[list[int]], outputs) -> None:
         """Keeps the accepted paths in cache, records and context."""

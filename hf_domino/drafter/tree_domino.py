@@ -87,10 +87,10 @@ class DraftTree:
                 nodes.append(self.add(above[parent], token, scale * own, own) if sure else -1)
             above = nodes
 
-    def add_path(self, tokens: Sequence[int], token_probability: float) -> None:
-        """Adds a branch whose every token follows the one before with the same probability."""
+    def add_path(self, tokens: Sequence[int], token_probabilities: Sequence[float]) -> None:
+        """Adds a branch from the anchor, given the probability of each token after the one before."""
         node, probability = 0, 1.0
-        for token in tokens:
+        for token, token_probability in zip(tokens, token_probabilities, strict=True):
             probability *= token_probability
             node = self.add(node, token, probability)
 

@@ -76,6 +76,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         target: "PreTrainedModel",
         generation_config: GenerationConfig,
         logits_processor: "LogitsProcessorList | None" = None,
+        input_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ):
         if generation_config.assistant_ensemble_weight is not None:
@@ -89,7 +90,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.session = DraftingSession(drafter, self.target, self.limits.temperature)
         self.stats = DraftingStats()
         drafter.drafting_stats = self.stats
-        self.costs = round_costs(target, drafter)
+        self.costs = round_costs(target, drafter, context=0 if input_ids is None else input_ids.shape[1])
         wanted = generation_config.return_dict_in_generate and generation_config.output_hidden_states
         self.model_kwargs_overrides = {"output_hidden_states": True if wanted else self.target.hidden_states_indices}
 

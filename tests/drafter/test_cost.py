@@ -233,9 +233,12 @@ def test_threads_may_record_while_others_read():
         sys.setswitchinterval(interval)
 
 
-def test_costs_belong_to_a_pair_and_a_batch_size():
+def test_costs_belong_to_a_pair_a_batch_size_and_a_magnitude_of_context():
     target = tiny_target()
     drafter, other = tiny_drafter(target), tiny_drafter(target)
     assert round_costs(target, drafter) is round_costs(target, drafter, 1)
     assert round_costs(target, drafter) is not round_costs(target, drafter, 2)
     assert round_costs(target, drafter) is not round_costs(target, other)
+    ranges = [(0, 511), (512, 1023), (1024, 2047), (4096, 8191)]
+    kept = [{id(round_costs(target, drafter, context=length)) for length in ends} for ends in ranges]
+    assert all(len(ids) == 1 for ids in kept) and len(set.union(*kept)) == len(ranges)

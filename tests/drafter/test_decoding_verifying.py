@@ -13,7 +13,7 @@ from tests.tiny import prompt_ids
 def branching_tree() -> DraftTree:
     tree = DraftTree(7)
     for path in ([10, 11, 12, 13], [10, 14, 15], [20], [21, 22, 23, 24]):
-        tree.add_path(path, 0.5)
+        tree.add_path(path, [0.5] * len(path))
     return tree
 
 

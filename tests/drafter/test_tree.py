@@ -17,7 +17,7 @@ BRANCHES = st.lists(
 def grown(branches) -> DraftTree:
     tree = DraftTree(9)
     for tokens, probability in branches:
-        tree.add_path(tokens, probability)
+        tree.add_path(tokens, [probability] * len(tokens))
     return tree
 
 
@@ -82,14 +82,14 @@ def test_a_threshold_is_for_the_drafters_own_probability_not_the_corrected_one()
 def test_what_the_drafter_is_unsure_of_the_text_may_still_offer():
     tree = DraftTree(9)
     tree.add_levels([[1]], [[0]], [[math.log(0.01)]], confidence=0.4)
-    tree.add_path([1, 2], 0.9)
+    tree.add_path([1, 2], [0.9, 0.9])
     assert paths(tree) == {(9,), (9, 1), (9, 1, 2)}
 
 
 def test_a_node_of_drafter_and_text_keeps_the_drafters_own_probability():
     tree = DraftTree(9)
     tree.add_levels([[1]], [[0]], [[math.log(0.3)]])
-    tree.add_path([1, 2], 0.9)
+    tree.add_path([1, 2], [0.9, 0.9])
     kept = tree.best(2)
     assert kept.drafted == pytest.approx([1.0, 0.3, 0.0]) and kept.probabilities == pytest.approx([1.0, 0.9, 0.81])
 
