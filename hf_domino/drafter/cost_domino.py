@@ -20,6 +20,7 @@ _PRIOR_WEIGHT = 4.0
 _TRIAL = 4  # rounds with drafting that do not pay before it is paused: accepted lengths vary
 _MOST_FAILURES = 3  # that are counted: the longest pause is of 4**3 rounds
 _FADED = 0.3
+_SURE_GAIN = 1.5  # of a round over the text's own tokens on plain decoding, from which on the drafter need not be asked
 _MEMORY = 0.9  # how much of the evidence on drafting a round keeps of the rounds before
 _CALIBRATION_MEMORY = 0.98
 _SHORT_CONTEXT = 512  # tokens; up to this, and for each doubling from it on, costs are measured apart
@@ -105,7 +106,10 @@ class RoundCosts:
         return max(_LEAST_CALIBRATION, min(1.0, self._accepted / self._expected))
 
     def record_round(self, drafted: bool, rows: int, tokens: float) -> None:
-        """Counts a round: whether the drafter ran, the rows verified, the tokens emitted (per sequence)."""
+        """Counts a round: whether the drafter ran, the rows verified, the tokens emitted (per sequence).
+
+        Rounds with the drafter are compared with those without, so where the text `suffices` neither is counted.
+        """
         if drafted and len(self._draft) < _SAMPLES_WANTED:
             return  # weights were being packed, kernels prepared
         spent = self.draft_seconds if drafted else 0.0
@@ -192,15 +196,31 @@ class RoundCosts:
         """
         if (rows := self.unmeasured(len(probabilities) + 1)) is not None:
             return rows - 1
-        spent = self.draft_seconds if drafted else 0.0
+        best, _ = self._best(probabilities, self.draft_seconds if drafted else 0.0)
+        on_trial = drafted and (self._trial or self._failures)
+        return max(best, 1) if on_trial and probabilities else best  # of nothing verified nothing would be learnt
+
+    def suffices(self, probabilities: Sequence[float]) -> bool:
+        """Whether a round over these tokens, found without the drafter, promises more than rounds with it have given.
+
+        Args:
+            probabilities: of each token to become text, the most probable first.
+        """
+        if self._drafted.rounds < 3 or self.unmeasured(len(probabilities) + 1) is not None:
+            return False
+        _, rate = self._best(probabilities, 0.0)
+        # Not for every small gain, or a drafter that once failed would hardly be tried again.
+        return rate > max(self._drafted.tokens / self._drafted.seconds, _SURE_GAIN / self.verify_seconds(1))
+
+    def _best(self, probabilities: Sequence[float], spent: float) -> tuple[int, float]:
+        """The number of draft tokens that gives the most text per second, and how much that is."""
         best, best_rate, expected = 0, 0.0, 1.0
         for count, probability in enumerate([0.0, *probabilities]):
             expected += probability
             rate = expected / (spent + self.verify_seconds(count + 1))
             if rate > best_rate:
                 best, best_rate = count, rate
-        on_trial = drafted and (self._trial or self._failures)
-        return max(best, 1) if on_trial and probabilities else best  # of nothing verified nothing would be learnt
+        return best, best_rate
 
 
 _costs: "weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakKeyDictionary]" = weakref.WeakKeyDictionary()

@@ -219,7 +219,7 @@ class _Loop:
         self.stats.verify_seconds += ended - drafted
         rows = max(len(tree) for tree in trees)
         self.costs.record_verify(rows, ended - drafted)
-        if not self.limits.constant:  # else drafting is not on trial
+        if not self.limits.constant and not self.text_suffices:  # else drafting is not on trial
             self.costs.record_round(self.drafting, rows, sum(map(len, paths)) / len(paths))
         if self.drafting:
             self.pause = 0 if self.limits.constant else self.costs.pause
@@ -236,10 +236,18 @@ class _Loop:
         offers: list[tuple[list[int], int]] = [([], 0)] * len(trees)
         rooms = [self.limits.depth(self.emission.texts[row].length) for row in self.rows]
         confidence = self.limits.confidence or 0.0
-        self.drafting = False
+        self.drafting = self.text_suffices = False
         if max(rooms) <= 0:
             return trees, offers
-        self.drafting = self.asks_drafter and self.pause == 0
+        for i, (row, tree) in enumerate(zip(self.rows, trees, strict=True)):
+            tokens, match = self.lookups[row].continuation()
+            likely = [self.lookups[row].token_probability(match + k) for k in range(len(tokens))]
+            likely = list(itertools.takewhile(lambda probability: probability >= confidence, likely))
+            tree.add_path(tokens[: len(likely)], likely)
+            offers[i] = (tokens[: len(likely)], match)
+        if not self.limits.constant:
+            self.text_suffices = self.costs.suffices(self._mean_probabilities(trees, self.max_nodes))
+        self.drafting = self.asks_drafter and self.pause == 0 and not self.text_suffices
         if self.drafting:
             started = time.perf_counter()
             self._observe()
@@ -252,25 +260,18 @@ class _Loop:
             self.costs.record_draft(time.perf_counter() - started)
         elif self.pause:
             self.pause -= 1
-        for i, (row, tree) in enumerate(zip(self.rows, trees, strict=True)):
-            tokens, match = self.lookups[row].continuation()
-            likely = [self.lookups[row].token_probability(match + k) for k in range(len(tokens))]
-            likely = list(itertools.takewhile(lambda probability: probability >= confidence, likely))
-            tree.add_path(tokens[: len(likely)], likely)
-            offers[i] = (tokens[: len(likely)], match)
         trees = [tree.within(room) for tree, room in zip(trees, rooms, strict=True)]
         count = self.max_nodes
         if self.static_length is not None:
             count = min(count, self.static_length - self.slot_positions.shape[1] - 1)
         if not self.limits.constant:
-            count = self._worthwhile(trees, count)
+            count = self.costs.worthwhile(self._mean_probabilities(trees, count), self.drafting)
         return [tree.best(count) for tree in trees], offers
 
-    def _worthwhile(self, trees: list[DraftTree], most: int) -> int:
-        """Nodes per sequence that are worth their rows."""
+    def _mean_probabilities(self, trees: list[DraftTree], most: int) -> list[float]:
+        """Of each tree's `most` best nodes, the most probable first: means over the sequences."""
         ranked = [[tree.probabilities[node] for node in tree.ranked()[:most]] for tree in trees]
-        means = [sum(r[i] for r in ranked if i < len(r)) / len(ranked) for i in range(max(map(len, ranked)))]
-        return self.costs.worthwhile(means, self.drafting)
+        return [sum(r[i] for r in ranked if i < len(r)) / len(ranked) for i in range(max(map(len, ranked)))]
 
     def _verify(self, trees: list[DraftTree]):
         """One forward of the target over all nodes of all trees."""

@@ -125,6 +125,20 @@ def test_drafting_is_judged_against_rounds_without_it():
     assert not costs.drafting_pays
 
 
+def test_text_that_promises_more_than_drafting_gives_suffices():
+    costs = measured({1: 1.0, 4: 1.2, 6: 1.3}, draft_seconds=0.3)
+    sure, unsure = [0.9, 0.8, 0.7, 0.6, 0.5], [0.2, 0.05]
+    assert not costs.suffices(sure), "nothing is known of drafting"
+    for _ in range(4):
+        costs.record_round(True, 6, tokens=2.0)
+    assert costs.suffices(sure) and not costs.suffices(unsure) and not costs.suffices([])
+    useless = measured({1: 1.0, 4: 1.2, 6: 1.3}, draft_seconds=0.3)
+    for _ in range(4):
+        useless.record_round(True, 6, tokens=1.0)
+    assert useless.suffices(sure)
+    assert not useless.suffices(unsure) and not useless.suffices([]), "else drafting would never be tried again"
+
+
 def test_drafting_that_does_not_pay_is_paused_after_a_trial_and_longer_each_time():
     costs = measured({1: 1.0, 4: 1.2})
     pauses = []

@@ -12,6 +12,7 @@ from transformers import (
 )
 
 from hf_domino.drafter import decoding_domino
+from hf_domino.drafter.cost_domino import RoundCosts
 from hf_domino.drafter.drafting_domino import DraftingSession
 from tests.contract.pairs import Recorder, assert_same, pair, tiny_tokenizer
 from tests.tiny import PAD, prompt_ids, tiny_drafter, tiny_target
@@ -136,6 +137,22 @@ def test_a_width_of_one_makes_the_drafters_tree_a_chain(monkeypatch):
     assert_same(target.generate(prompt_ids(6), assistant_model=drafter, **arguments), plain)
     stats = drafter.drafting_stats
     assert stats.drafted == stats.depths and max(stats.drafted) > 1
+
+
+@pytest.mark.parametrize("suffices", [False, True])
+def test_where_the_text_suffices_the_drafter_is_not_asked_and_not_judged(monkeypatch, suffices):
+    target = tiny_target(context=0.0)  # where only the last token decides, greedy text soon goes in circles
+    drafter = tiny_drafter(target)
+    arguments = ARGUMENTS | {"eos_token_id": None, "max_new_tokens": 60}
+    plain = target.generate(prompt_ids(5), **arguments)
+    drafts, judged = [], []
+    propose, record = DraftingSession.propose, RoundCosts.record_round
+    monkeypatch.setattr(DraftingSession, "propose", lambda *args: drafts.append(1) or propose(*args))
+    monkeypatch.setattr(RoundCosts, "record_round", lambda *args, **more: judged.append(1) or record(*args, **more))
+    monkeypatch.setattr(RoundCosts, "suffices", lambda self, probabilities: suffices)
+    assert_same(target.generate(prompt_ids(5), assistant_model=drafter, **arguments), plain)
+    assert bool(drafts) == bool(judged) == (not suffices)
+    assert sum(drafter.drafting_stats.drafted) > 0, "the text's branches are verified either way"
 
 
 def test_either_source_of_drafts_can_be_left_out(monkeypatch):
