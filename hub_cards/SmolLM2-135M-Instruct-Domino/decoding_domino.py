@@ -239,12 +239,7 @@ class _Loop:
         self.drafting = self.text_suffices = False
         if max(rooms) <= 0:
             return trees, offers
-        for i, (row, tree) in enumerate(zip(self.rows, trees, strict=True)):
-            tokens, match = self.lookups[row].continuation()
-            likely = [self.lookups[row].token_probability(match + k) for k in range(len(tokens))]
-            likely = list(itertools.takewhile(lambda probability: probability >= confidence, likely))
-            tree.add_path(tokens[: len(likely)], likely)
-            offers[i] = (tokens[: len(likely)], match)
+        offers = [self._add_text_branch(row, tree, confidence) for row, tree in zip(self.rows, trees, strict=True)]
         if not self.limits.constant:
             self.text_suffices = self.costs.suffices(self._mean_probabilities(trees, self.max_nodes))
         self.drafting = self.asks_drafter and self.pause == 0 and not self.text_suffices
@@ -267,6 +262,14 @@ class _Loop:
         if not self.limits.constant:
             count = self.costs.worthwhile(self._mean_probabilities(trees, count), self.drafting)
         return [tree.best(count) for tree in trees], offers
+
+    def _add_text_branch(self, row: int, tree: DraftTree, confidence: float) -> tuple[list[int], int]:
+        """Adds what a sequence's text offers, up to the first token that is less likely than asked."""
+        tokens, match = self.lookups[row].continuation()
+        probabilities = [self.lookups[row].token_probability(match + k) for k in range(len(tokens))]
+        likely = list(itertools.takewhile(lambda probability: probability >= confidence, probabilities))
+        tree.add_path(tokens[: len(likely)], likely)
+        return tokens[: len(likely)], match
 
     def _mean_probabilities(self, trees: list[DraftTree], most: int) -> list[float]:
         """Of each tree's `most` best nodes, the most probable first: means over the sequences."""
