@@ -131,8 +131,10 @@ class _Loop:
         self.records = ForwardRecords(generation_config)
         # A drafting session holds the weights that it reads by itself packed already.
         self.packed = packed_rows(target, *([drafter] if plain_weights(drafter) is None else []))
-        compiled = self.compiled is not None
-        self.costs = round_costs(target, drafter, *input_ids.shape, compiled, self.packed.tile)
+        batch_size, context = input_ids.shape
+        self.costs = round_costs(
+            target, drafter, batch_size, context, compiled=self.compiled is not None, tile=self.packed.tile
+        )
         self.max_nodes = drafter.config.max_tree_nodes
         self.width = min(drafter.config.max_tree_width or self.max_nodes, self.max_nodes)
         self.asks_drafter = drafter.config.draft_sources != "text"
