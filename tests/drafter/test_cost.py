@@ -12,8 +12,10 @@ from hf_domino.drafter.cost_domino import RoundCosts, round_costs
 from tests.tiny import tiny_drafter, tiny_target
 
 
-def measured(seconds_of_rows: dict[int, float], draft_seconds: float = 0.0, max_rows: int = 17) -> RoundCosts:
-    costs = RoundCosts(max_rows)
+def measured(
+    seconds_of_rows: dict[int, float], draft_seconds: float = 0.0, max_rows: int = 17, tile: float = 1
+) -> RoundCosts:
+    costs = RoundCosts(max_rows, tile)
     for rows, seconds in seconds_of_rows.items():
         for _ in range(3):
             costs.record_verify(rows, seconds)
@@ -37,9 +39,9 @@ def test_one_row_and_few_tokens_are_never_dearer_than_more():
     assert costs.verify_seconds(1) <= costs.verify_seconds(2) <= costs.verify_seconds(3)
 
 
-@given(st.dictionaries(st.integers(1, 20), st.floats(0.01, 5.0), min_size=1, max_size=6))
-def test_more_rows_never_seem_cheaper(seconds_of_rows):
-    costs = measured(seconds_of_rows)
+@given(st.dictionaries(st.integers(1, 20), st.floats(0.01, 5.0), min_size=1, max_size=6), st.sampled_from([1, 1.5, 6]))
+def test_more_rows_never_seem_cheaper(seconds_of_rows, tile):
+    costs = measured(seconds_of_rows, tile=tile)
     times = [costs.verify_seconds(rows) for rows in range(1, 25)]
     assert all(later >= earlier - 1e-9 for earlier, later in zip(times, times[1:], strict=False))
 
