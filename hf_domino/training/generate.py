@@ -1,7 +1,7 @@
 """Text from the target at a constant batch: a finished row's place is taken by the next prompt at once.
 
 A batch that shrinks as its rows finish loses most of its speed; one that is refilled does not. The tokens that all
-prompts begin with are computed once.
+prompts begin with are computed once, and rows run as cheaply as those of a draft (`packing_domino.py`).
 """
 
 from collections import deque
@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
+
+from hf_domino.drafter.packing_domino import packed_rows
 
 from .objective import Teacher, most_probable
 from .slots import ATTENTION, SlotMemory
@@ -95,6 +97,7 @@ class Generator:
                 "convert it (scripts/prepare_data.py --responses)."
             )
         self.model = model.eval()
+        self._packed = packed_rows(model)
         self.batch_size = batch_size
         self.max_new_tokens = max_new_tokens
         self.max_length = max_length
@@ -151,14 +154,9 @@ class Generator:
             active = [slot for slot, row in enumerate(rows) if row is not None]
             if not active:
                 return
-            output = self.model(
-                last,
-                attention_mask=memory.mask(self.model.dtype, device),
-                position_ids=memory.lengths[:, None].to(device),
-                cache=memory,
-                use_cache=True,
-                output_hidden_states=self.taps or False,
-            )
+            mask = memory.mask(self.model.dtype, device)
+            positions = memory.lengths[:, None].to(device)
+            output = self.forward(last, cache=memory, attention_mask=mask, position_ids=positions)
             memory.advance()
             if self.taps:
                 last = self._tapped(output.hidden_states)[:, 0]
@@ -190,7 +188,7 @@ class Generator:
         ids = torch.nn.utils.rnn.pad_sequence(rests, batch_first=True).to(self.model.device)
         cache = shared.cache(len(requests)) if skip else DynamicCache()
         # Padding stands on the right, so causality alone keeps it out of sight.
-        output = self.model(ids, cache=cache, use_cache=True, output_hidden_states=self.taps or False)
+        output = self.forward(ids, cache=cache)
         layers = [(layer.keys, layer.values) for layer in cache.layers]
         memory.fill(slots, layers, [len(request.prompt) for request in requests])
         states: list[list[torch.Tensor]] = [[] for _ in requests]
@@ -200,6 +198,12 @@ class Generator:
             states = [[*before, tapped[i, :n]] for i, n in enumerate(lengths)]
         logits: Any = output.logits
         return logits[range(len(lengths)), [n - 1 for n in lengths]], states
+
+    def forward(self, ids: torch.Tensor, **inputs: Any) -> Any:
+        """The model over these rows, with the states that are tapped. It is packed meanwhile only: between answers it
+        is its user's."""
+        with self._packed:
+            return self.model(ids, use_cache=True, output_hidden_states=self.taps or False, **inputs)
 
     def _tapped(self, hidden_states: Any) -> torch.Tensor:
         return torch.cat([hidden_states[index] for index in self.taps or []], dim=-1).bfloat16().cpu()
@@ -274,7 +278,7 @@ class _Prefix:
             model = generator.model
             cache = DynamicCache()
             ids = torch.tensor([tokens], device=model.device)
-            output = model(ids, cache=cache, use_cache=True, output_hidden_states=generator.taps or False)
+            output = generator.forward(ids, cache=cache)
             self._layers = [(layer.keys, layer.values) for layer in cache.layers]
             if generator.taps:
                 self.states = generator._tapped(output.hidden_states)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hf_domino.training import generate
 from hf_domino.training.generate import Generator, Request, common_prefix
 from tests.tiny import plain_text, prompt_ids, tiny_target
 
@@ -110,6 +111,26 @@ def test_the_model_s_attention_is_put_back():
     before = target.config._attn_implementation
     answers(Generator(target, 2, 3, 20), requests(2))
     assert target.config._attn_implementation == before
+
+
+def test_the_model_is_packed_during_its_forwards_and_not_between_answers(monkeypatch):
+    packed: list[bool] = []
+
+    class Packed:
+        entered = False
+
+        def __enter__(self):
+            self.entered = True
+
+        def __exit__(self, *error):
+            self.entered = False
+
+    context, target = Packed(), tiny_target()
+    monkeypatch.setattr(generate, "packed_rows", lambda *models: context)
+    target.register_forward_pre_hook(lambda *_: packed.append(context.entered))
+    for _ in Generator(target, 2, 3, 20).run(requests(4, shared=[5, 6, 7])):
+        assert not context.entered
+    assert len(packed) > 4 and all(packed)
 
 
 def test_windows_shorter_than_the_text_are_refused():
