@@ -130,10 +130,11 @@ class _Loop:
         self.emission = Emission(input_ids, generation_config, logits_processor, stopping_criteria, streamer)
         self.records = ForwardRecords(generation_config)
         # A drafting session holds the weights that it reads by itself packed already.
-        self.packed = packed_rows(target, *([drafter] if plain_weights(drafter) is None else []))
+        of_target = packed_rows(target)
+        self.packed = of_target if plain_weights(drafter) is not None else of_target + packed_rows(drafter)
         batch_size, context = input_ids.shape
         self.costs = round_costs(
-            target, drafter, batch_size, context, compiled=self.compiled is not None, tile=self.packed.tile
+            target, drafter, batch_size, context, compiled=self.compiled is not None, tile=of_target.tile
         )
         self.max_nodes = drafter.config.max_tree_nodes
         self.width = min(drafter.config.max_tree_width or self.max_nodes, self.max_nodes)

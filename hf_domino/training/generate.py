@@ -135,9 +135,10 @@ class Generator:
             self.model.set_attn_implementation(attention)
 
     def _run(self, queue: "_Lookahead", shared: "_Prefix", on_step: Callable[[int], None] | None) -> Iterator[Answer]:
-        memory = SlotMemory(self.batch_size, self.max_length + 1)
-        rows: list[_Row | None] = [None] * self.batch_size
         device = self.model.device
+        on_cpu = torch.float32 if device.type == "cpu" else None
+        memory = SlotMemory(self.batch_size, self.max_length + 1, dtype=on_cpu)
+        rows: list[_Row | None] = [None] * self.batch_size
         last = torch.zeros(self.batch_size, 1, dtype=torch.long, device=device)
         while True:
             free = [slot for slot, row in enumerate(rows) if row is None]

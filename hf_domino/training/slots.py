@@ -15,14 +15,16 @@ class SlotMemory:
     step's scores are then one plain product.
 
     Args:
-        num_slots: B. capacity: the longest sequence in tokens.
+        num_slots: B. capacity: the longest sequence in tokens. dtype: of what is kept, and attention is computed in;
+            `None`: the model's. CPUs run a step's many small products in bfloat16 far more slowly than in float32.
     """
 
     is_compileable = False
 
-    def __init__(self, num_slots: int, capacity: int):
+    def __init__(self, num_slots: int, capacity: int, dtype: torch.dtype | None = None):
         self.num_slots = num_slots
         self.capacity = capacity
+        self.dtype = dtype
         self.lengths = torch.zeros(num_slots, dtype=torch.long)
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
@@ -37,12 +39,14 @@ class SlotMemory:
         if not self._keys:
             for keys, values in layers:
                 heads, dim = keys.shape[1], keys.shape[3]
-                self._keys.append(keys.new_zeros(self.num_slots, heads, dim, self.capacity))
-                self._values.append(values.new_zeros(self.num_slots, heads, self.capacity, values.shape[3]))
+                dtype = self.dtype or keys.dtype
+                self._keys.append(keys.new_zeros(self.num_slots, heads, dim, self.capacity, dtype=dtype))
+                shape = (self.num_slots, heads, self.capacity, values.shape[3])
+                self._values.append(values.new_zeros(shape, dtype=dtype))
         longest = max(lengths)
         for i, (keys, values) in enumerate(layers):
-            self._keys[i][slots, :, :, :longest] = keys[:, :, :longest].transpose(2, 3)
-            self._values[i][slots, :, :longest] = values[:, :, :longest]
+            self._keys[i][slots, :, :, :longest] = keys[:, :, :longest].transpose(2, 3).to(self._keys[i].dtype)
+            self._values[i][slots, :, :longest] = values[:, :, :longest].to(self._values[i].dtype)
         self.lengths[slots] = torch.tensor(lengths)
 
     def advance(self) -> None:
@@ -68,8 +72,8 @@ class SlotMemory:
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args, **kwargs):
         rows, at = torch.arange(self.num_slots, device=keys.device), self.lengths.to(keys.device)
-        self._keys[layer_idx][rows, :, :, at] = keys[:, :, 0]
-        self._values[layer_idx][rows, :, at] = values[:, :, 0]
+        self._keys[layer_idx][rows, :, :, at] = keys[:, :, 0].to(self._keys[layer_idx].dtype)
+        self._values[layer_idx][rows, :, at] = values[:, :, 0].to(self._values[layer_idx].dtype)
         end = int(self.lengths.max()) + 1
         return self._keys[layer_idx][..., :end].transpose(2, 3), self._values[layer_idx][:, :, :end]
 
@@ -84,6 +88,7 @@ def slot_attention(
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """One query per row: the query heads of a group become queries of their key/value head, and nothing is repeated.
+    In the dtype of keys and values, which the memory chooses.
 
     Everything else (prefills) goes to sdpa.
     """
@@ -91,10 +96,10 @@ def slot_attention(
     if query.shape[2] != 1 or attention_mask is None or not plain:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     batch, heads, _, dim = query.shape
-    grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], dim)
+    grouped = query.to(key.dtype).reshape(batch, key.shape[1], heads // key.shape[1], dim)
     scores = torch.matmul(grouped, key.transpose(2, 3)) * (dim**-0.5 if scaling is None else scaling)
     weights = torch.softmax(scores + attention_mask, dim=-1, dtype=torch.float32).to(value.dtype)
-    return torch.matmul(weights, value).reshape(batch, 1, heads, -1), None
+    return torch.matmul(weights, value).reshape(batch, 1, heads, -1).to(query.dtype), None
 
 
 AttentionInterface.register(ATTENTION, slot_attention)

@@ -48,6 +48,9 @@ class PackedRows:
         """How many rows the kernel multiplies in one pass over the weights."""
         return _ROWS_AT_ONCE.get(torch.backends.cpu.get_cpu_capability(), 1) if self._forwards else 1
 
+    def __add__(self, other: "PackedRows") -> "PackedRows":
+        return PackedRows(self._forwards + other._forwards)
+
     def __enter__(self) -> None:
         for module, forward in self._forwards:
             # Past nn.Module.__setattr__, which takes longer than a small product.
@@ -58,11 +61,9 @@ class PackedRows:
             module.__dict__.pop("forward", None)
 
 
-def packed_rows(*models: nn.Module) -> PackedRows:
-    """Packs what can be packed of these models; kept for later calls, and renewed where a weight has changed."""
-    if not _packing_helps():
-        return PackedRows([])
-    return PackedRows([entry for model in models for entry in _packed_forwards(model)])
+def packed_rows(model: nn.Module) -> PackedRows:
+    """Packs what can be packed of a model; kept for later calls, and renewed where a weight has changed."""
+    return PackedRows(_packed_forwards(model) if _packing_helps() else [])
 
 
 def _packing_helps() -> bool:

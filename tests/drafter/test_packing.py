@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_domino.drafter import packing_domino
+from hf_domino.drafter import decoding_domino, packing_domino
 from hf_domino.drafter.packing_domino import kept, packed_rows, packs, product
 from tests.tiny import drafted_text, prompt_ids, skilled_drafter, tiny_target
 
@@ -131,7 +131,7 @@ def test_models_too_large_for_the_machine_are_left_alone(monkeypatch):
 def test_generation_through_packed_layers_gives_the_same_text():
     target = bf16_valued(tiny_target())
     drafter = bf16_valued(skilled_drafter(target))
-    assert packed_rows(target, drafter)._forwards
+    assert packed_rows(target)._forwards and packed_rows(drafter)._forwards
     drafter.generation_config.num_assistant_tokens_schedule = "constant"
     accepted = 0
     for seed in range(8):
@@ -140,6 +140,24 @@ def test_generation_through_packed_layers_gives_the_same_text():
         assert torch.equal(drafted_text(target, drafter, ids, max_new_tokens=24), wanted)
         accepted += sum(drafter.drafting_stats.accepted)
     assert accepted > 0
+
+
+def test_drafts_end_with_a_tile_of_the_target_s_products_only(monkeypatch):
+    """Beside a target that is not packed, the drafter's own layers may be: they say nothing of what verifying costs."""
+    tiles = []
+    costs = decoding_domino.round_costs
+    monkeypatch.setattr(decoding_domino, "round_costs", lambda *a, tile, **k: tiles.append(tile) or costs(*a, **k))
+    monkeypatch.setattr(decoding_domino, "plain_weights", lambda drafter: None)
+    entered = []
+    enter = packing_domino.PackedRows.__enter__
+    monkeypatch.setattr(
+        packing_domino.PackedRows, "__enter__", lambda rows: entered.append(len(rows._forwards)) or enter(rows)
+    )
+    packable, other = bf16_valued(tiny_target()), tiny_target()
+    for target in (packable, other):
+        drafted_text(target, bf16_valued(skilled_drafter(target)), prompt_ids(6), max_new_tokens=4)
+    assert tiles == [packed_rows(packable).tile, 1]
+    assert min(entered) > 0
 
 
 def test_prompts_go_through_packed_layers_too(monkeypatch):

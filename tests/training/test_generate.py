@@ -5,6 +5,7 @@ import torch
 
 from hf_domino.training import generate
 from hf_domino.training.generate import Generator, Request, common_prefix
+from hf_domino.training.slots import SlotMemory, slot_attention
 from tests.tiny import plain_text, prompt_ids, tiny_target
 
 STATES = [1, 3]
@@ -131,6 +132,23 @@ def test_the_model_is_packed_during_its_forwards_and_not_between_answers(monkeyp
     for _ in Generator(target, 2, 3, 20).run(requests(4, shared=[5, 6, 7])):
         assert not context.entered
     assert len(packed) > 4 and all(packed)
+
+
+def test_a_bfloat16_target_attends_in_float32_on_cpus():
+    query, keys, values = (torch.randn(3, n, 1, 8).bfloat16() for n in (4, 2, 2))
+    earlier = [(torch.randn(3, 2, 5, 8).bfloat16(), torch.randn(3, 2, 5, 8).bfloat16())]
+    memory = SlotMemory(3, 9, dtype=torch.float32)
+    memory.fill([0, 1, 2], earlier, [5, 2, 4])
+    mask = memory.mask(torch.bfloat16, query.device)
+    found, _ = slot_attention(torch.nn.Identity(), query, *memory.update(keys, values, 0), mask)
+    assert memory.update(keys, values, 0)[0].dtype == torch.float32 and found.dtype == torch.bfloat16
+    for row, length in enumerate([5, 2, 4]):
+        k, v = (
+            torch.cat([old[row, :, :length], new[row]], dim=1).float().repeat_interleave(2, dim=0)
+            for old, new in zip(earlier[0], (keys, values), strict=True)
+        )
+        expected = torch.nn.functional.scaled_dot_product_attention(query[row].float(), k, v)
+        torch.testing.assert_close(found[row, 0].float(), expected[:, 0], rtol=1e-2, atol=1e-2)
 
 
 def test_windows_shorter_than_the_text_are_refused():
