@@ -97,7 +97,6 @@ class Generator:
                 "convert it (scripts/prepare_data.py --responses)."
             )
         self.model = model.eval()
-        self._packed = packed_rows(model)
         self.batch_size = batch_size
         self.max_new_tokens = max_new_tokens
         self.max_length = max_length
@@ -125,6 +124,7 @@ class Generator:
         Raises:
             ValueError: a prompt is empty, or leaves no room for an answer.
         """
+        self._packed = packed_rows(self.model)  # of the weights as they are now
         queue = _Lookahead(iter(requests), self.batch_size)
         shared = _Prefix(self, common_prefix(r.prompt for r in queue.waiting) if prefix is None else prefix)
         attention = self.model.config._attn_implementation
@@ -135,10 +135,9 @@ class Generator:
             self.model.set_attn_implementation(attention)
 
     def _run(self, queue: "_Lookahead", shared: "_Prefix", on_step: Callable[[int], None] | None) -> Iterator[Answer]:
-        device = self.model.device
-        on_cpu = torch.float32 if device.type == "cpu" else None
-        memory = SlotMemory(self.batch_size, self.max_length + 1, dtype=on_cpu)
+        memory = SlotMemory(self.batch_size, self.max_length + 1)
         rows: list[_Row | None] = [None] * self.batch_size
+        device = self.model.device
         last = torch.zeros(self.batch_size, 1, dtype=torch.long, device=device)
         while True:
             free = [slot for slot, row in enumerate(rows) if row is None]

@@ -15,16 +15,14 @@ class SlotMemory:
     step's scores are then one plain product.
 
     Args:
-        num_slots: B. capacity: the longest sequence in tokens. dtype: of what is kept, and attention is computed in;
-            `None`: the model's. CPUs run a step's many small products in bfloat16 far more slowly than in float32.
+        num_slots: B. capacity: the longest sequence in tokens.
     """
 
     is_compileable = False
 
-    def __init__(self, num_slots: int, capacity: int, dtype: torch.dtype | None = None):
+    def __init__(self, num_slots: int, capacity: int):
         self.num_slots = num_slots
         self.capacity = capacity
-        self.dtype = dtype
         self.lengths = torch.zeros(num_slots, dtype=torch.long)
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
@@ -37,9 +35,11 @@ class SlotMemory:
             lengths: of the n sequences.
         """
         if not self._keys:
+            # CPUs run a step's many small products far more slowly in half precision than in float32.
+            first = layers[0][0]
+            dtype = torch.promote_types(first.dtype, torch.float32) if first.device.type == "cpu" else first.dtype
             for keys, values in layers:
                 heads, dim = keys.shape[1], keys.shape[3]
-                dtype = self.dtype or keys.dtype
                 self._keys.append(keys.new_zeros(self.num_slots, heads, dim, self.capacity, dtype=dtype))
                 shape = (self.num_slots, heads, self.capacity, values.shape[3])
                 self._values.append(values.new_zeros(shape, dtype=dtype))

@@ -127,7 +127,7 @@ def test_the_model_is_packed_during_its_forwards_and_not_between_answers(monkeyp
             self.entered = False
 
     context, target = Packed(), tiny_target()
-    monkeypatch.setattr(generate, "packed_rows", lambda *models: context)
+    monkeypatch.setattr(generate, "packed_rows", lambda model: context)
     target.register_forward_pre_hook(lambda *_: packed.append(context.entered))
     for _ in Generator(target, 2, 3, 20).run(requests(4, shared=[5, 6, 7])):
         assert not context.entered
@@ -137,7 +137,7 @@ def test_the_model_is_packed_during_its_forwards_and_not_between_answers(monkeyp
 def test_a_bfloat16_target_attends_in_float32_on_cpus():
     query, keys, values = (torch.randn(3, n, 1, 8).bfloat16() for n in (4, 2, 2))
     earlier = [(torch.randn(3, 2, 5, 8).bfloat16(), torch.randn(3, 2, 5, 8).bfloat16())]
-    memory = SlotMemory(3, 9, dtype=torch.float32)
+    memory = SlotMemory(3, 9)
     memory.fill([0, 1, 2], earlier, [5, 2, 4])
     mask = memory.mask(torch.bfloat16, query.device)
     found, _ = slot_attention(torch.nn.Identity(), query, *memory.update(keys, values, 0), mask)
