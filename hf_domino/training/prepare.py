@@ -306,9 +306,9 @@ def reread(model, texts: list[Text], taps: list[int] | None, teacher_top_k: int 
     rows = [torch.tensor(text.prompt + text.answer) for text in texts]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(model.device)
     answer = len(texts[0].answer) + 1  # the logits that it was chosen from, and those after it
-    output = model(
-        ids, output_hidden_states=taps or False, use_cache=False, logits_to_keep=answer if teacher_top_k else 1
-    )
+    # Where only states are read, no row of logits at all (`DominoTrainer.target_says` says why).
+    kept = answer if teacher_top_k else torch.empty(0, dtype=torch.long)
+    output = model(ids, output_hidden_states=taps or False, use_cache=False, logits_to_keep=kept)
     if taps is not None:
         states = torch.cat([output.hidden_states[index] for index in taps], dim=-1).bfloat16().cpu()
         texts = [text._replace(states=states[i, : text.length].clone()) for i, text in enumerate(texts)]
